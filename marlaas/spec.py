@@ -1,0 +1,318 @@
+"""The experiment: one strict, frozen tree that both worlds and the scheduler read.
+
+Pure data. Parsing YAML, defaults that need files and checks across keys live in `experiments/`.
+Units are in the names; `None` means "no limit" or "not given", never a number with a second meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=80)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A node of the experiment tree; unknown keys are refused."""
+
+
+# --- distributions -------------------------------------------------------------------------------
+
+
+class Fixed(Spec, tag_field="kind", tag="fixed"):
+    """Always `value`."""
+
+    value: NonNegative
+
+
+class Uniform(Spec, tag_field="kind", tag="uniform"):
+    """Evenly between `low` and `high`."""
+
+    low: NonNegative
+    high: NonNegative
+
+
+class Lognormal(Spec, tag_field="kind", tag="lognormal"):
+    """`median · exp(sigma · N(0, 1))`, cut at `cap`."""
+
+    median: Positive
+    sigma: NonNegative
+    cap: Positive | None = None
+
+
+class Gamma(Spec, tag_field="kind", tag="gamma"):
+    """Gamma with this mean and shape; shape 1 is exponential."""
+
+    mean: Positive
+    shape: Positive = 1.0
+
+
+class Empirical(Spec, tag_field="kind", tag="empirical"):
+    """One of `values`, each equally likely; sorted ascending when fitted from a trace."""
+
+    values: Annotated[tuple[NonNegative, ...], msgspec.Meta(min_length=1)]
+
+
+class Mixture(Spec, tag_field="kind", tag="mixture"):
+    """`parts[i]` with probability proportional to `weights[i]`; a heavy tail is one of the parts."""
+
+    weights: tuple[Positive, ...]
+    parts: tuple[Distribution, ...]
+
+
+Distribution = Fixed | Uniform | Lognormal | Gamma | Empirical | Mixture
+
+
+# --- the cluster ---------------------------------------------------------------------------------
+
+
+class LoraSpec(Spec):
+    """Shape of every task's adapter."""
+
+    rank: Count = 8
+    alpha: Count = 16
+    targets: str | tuple[str, ...] = "all-linear"
+
+
+class ModelSpec(Spec):
+    """The frozen base model: a Hugging Face folder, relative to the YAML file or absolute."""
+
+    path: str = "tiny-base"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    lora: LoraSpec = LoraSpec()
+
+
+class ReplicasSpec(Spec):
+    """Rollout engines: `count` replicas of `devices` devices each."""
+
+    count: Count = 1
+    devices: Count = 1
+    engine: Literal["torch"] = "torch"
+    device: Literal["cpu", "cuda", "npu", "auto"] = "cpu"
+    slots: Count = 8
+    max_num_seqs: Count = 256
+    kv_tokens: Count = 65_536
+    peak_tokens_per_s: Positive | None = None
+
+
+class LanesSpec(Spec):
+    """Training engines: `count` lanes of `devices` devices each."""
+
+    count: Count = 1
+    devices: Count = 1
+    engine: Literal["torch"] = "torch"
+    device: Literal["cpu", "cuda", "npu", "auto"] = "cpu"
+    peak_tokens_per_s: Positive | None = None
+
+
+class ClusterSpec(Spec):
+    """What there is to run on."""
+
+    replicas: ReplicasSpec = ReplicasSpec()
+    lanes: LanesSpec = LanesSpec()
+
+
+# --- environments --------------------------------------------------------------------------------
+
+
+class Environment(Spec):
+    """What every environment has: how many steps may run at once, how long one may take, extra latency.
+
+    `latency_s` is waited before each answer, drawn per (task, step, trajectory, turn): it stands for
+    a verifier's or tool's own time.
+    """
+
+    concurrency: Count = 64
+    timeout_s: Positive = 60.0
+    latency_s: Distribution = Fixed(value=0.0)
+
+
+class SumsEnvironment(Environment, tag_field="kind", tag="sums"):
+    """Addition and subtraction of numbers of up to `digits` digits."""
+
+    digits: Count = 2
+    operations: Literal["+", "-", "+-"] = "+"
+
+
+class SortEnvironment(Environment, tag_field="kind", tag="sort"):
+    """Put between `min_letters` and `max_letters` letters in alphabetical order."""
+
+    min_letters: Count = 3
+    max_letters: Count = 7
+
+
+class ReverseEnvironment(Environment, tag_field="kind", tag="reverse"):
+    """Write between `min_letters` and `max_letters` letters backwards."""
+
+    min_letters: Count = 3
+    max_letters: Count = 7
+
+
+class LookupEnvironment(Environment, tag_field="kind", tag="lookup"):
+    """Ask a tool for a fact of a small corpus, then answer with it; needs `max_turns` of 2 or more."""
+
+
+EnvironmentSpec = SumsEnvironment | SortEnvironment | ReverseEnvironment | LookupEnvironment
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+class Limits(Spec):
+    """Deadlines and budgets; a task may override the experiment's.
+
+    A turn that is late is aborted and tried again; each trajectory has `trajectory_retries` further
+    tries over turns and environment steps together, then it is dropped. A group that keeps fewer than
+    `min_group` trajectories is dropped whole.
+    """
+
+    turn_s: Positive = 120.0
+    trajectory_s: Positive = 600.0
+    training_s: Positive = 600.0
+    order_s: Positive = 120.0
+    trajectory_retries: Natural = 2
+    training_retries: Natural = 1
+    worker_restarts: Natural = 3
+    min_group: Count = 2
+
+
+class TrainingSpec(Spec):
+    """GRPO with AdamW; `clip_low` and `clip_high` bound the probability ratio to [1-low, 1+high]."""
+
+    lr: Positive = 3e-3
+    clip_low: Positive = 0.2
+    clip_high: Positive = 0.2
+    max_grad_norm: Positive = 1.0
+    weight_decay: NonNegative = 0.0
+    micro_batch_tokens: Count = 16_384
+
+
+class Workload(Spec):
+    """What a task's trajectories are like, for simulation. Tokens per prompt, per turn, per observation."""
+
+    prompt_tokens: Distribution
+    output_tokens: Distribution
+    turns: Distribution = Fixed(value=1)
+    observation_tokens: Distribution = Fixed(value=0)
+    environment_s: Distribution | None = None
+
+
+class TaskSpec(Spec):
+    """One RL fine-tuning job: one adapter, one environment, `steps` policy updates.
+
+    `count` writes the same task several times, named `<name>-0`, `<name>-1`, ...
+    """
+
+    name: Name
+    environment: Name
+    steps: Count
+    tenant: Name = "default"
+    count: Count = 1
+    prompts: Count = 16
+    samples: Count = 8
+    max_prompt_tokens: Count = 64
+    max_new_tokens: Count = 32
+    max_turns: Count = 1
+    max_observation_tokens: Natural = 64
+    temperature: Positive = 1.0
+    submit_at_s: NonNegative = 0.0
+    training: TrainingSpec = TrainingSpec()
+    limits: Limits | None = None
+    workload: Workload | None = None
+
+    @property
+    def num_trajectories(self) -> int:
+        """Trajectories of one rollout batch: prompts × samples."""
+        return self.prompts * self.samples
+
+    @property
+    def max_context_tokens(self) -> int:
+        """The longest context a trajectory can reach, in tokens."""
+        turns = self.max_turns * self.max_new_tokens
+        return self.max_prompt_tokens + turns + (self.max_turns - 1) * self.max_observation_tokens
+
+
+# --- operations, the system, the whole -----------------------------------------------------------
+
+
+class Pause(Spec, tag_field="do", tag="pause"):
+    """Pause a task at this time of the run."""
+
+    at_s: NonNegative
+    task: Name
+
+
+class Resume(Spec, tag_field="do", tag="resume"):
+    """Resume a task at this time of the run."""
+
+    at_s: NonNegative
+    task: Name
+
+
+class Cancel(Spec, tag_field="do", tag="cancel"):
+    """Cancel a task at this time of the run."""
+
+    at_s: NonNegative
+    task: Name
+
+
+class Kill(Spec, tag_field="do", tag="kill"):
+    """Kill a worker (`replica-0`, `lane-0`, ...) at this time of the run: fault injection."""
+
+    at_s: NonNegative
+    worker: Name
+
+
+Operation = Pause | Resume | Cancel | Kill
+
+
+class SystemSpec(Spec):
+    """A system as a composition of policies; the named ones are in `systems.py`."""
+
+    tasks_in_flight: Literal["one", "all"] = "all"
+    barrier: Literal["none", "round"] = "none"
+    batching: Literal["multi-lora", "single-lora"] = "multi-lora"
+    training_order: Literal["fifo", "registration"] = "fifo"
+    placement: Literal["spread"] = "spread"
+
+
+class EvaluationSpec(Spec):
+    """Held-out problems, solved greedily with version 0 and with the last version of each task."""
+
+    prompts: Count = 128
+
+
+class Experiment(Spec):
+    """Everything a run depends on."""
+
+    name: Name
+    tasks: Annotated[tuple[TaskSpec, ...], msgspec.Meta(min_length=1)]
+    environments: dict[str, EnvironmentSpec]
+    description: str = ""
+    seed: Natural = 0
+    system: str | SystemSpec = "marlaas"
+    model: ModelSpec = ModelSpec()
+    cluster: ClusterSpec = ClusterSpec()
+    limits: Limits = Limits()
+    operations: tuple[Operation, ...] = ()
+    evaluation: EvaluationSpec | None = None
+    profile: str | None = None
+
+    def limits_of(self, task: TaskSpec) -> Limits:
+        """The limits in force for a task: its own, else the experiment's."""
+        return task.limits or self.limits
+
+    @property
+    def replica_names(self) -> tuple[str, ...]:
+        """Names of the replicas: `replica-0`, `replica-1`, ..."""
+        return tuple(f"replica-{i}" for i in range(self.cluster.replicas.count))
+
+    @property
+    def lane_names(self) -> tuple[str, ...]:
+        """Names of the lanes: `lane-0`, `lane-1`, ..."""
+        return tuple(f"lane-{i}" for i in range(self.cluster.lanes.count))
