@@ -1,0 +1,1 @@
+"""The real world: rollout and training engines, environments, workers, driver."""
