@@ -20,20 +20,31 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
     id: int
 
 
-class StartWorker(Command):
-    """Start a replica or lane afresh, killing what is left of it first. Ends in `WorkerUp` or `WorkerLost`."""
+class StartWorker(Command, frozen=True, kw_only=True):
+    """Start a replica or lane afresh, killing what is left of it first.
+
+    Ends in `WorkerUp` or `WorkerLost`.
+    """
 
     worker: str
 
 
-class CreateAdapter(Command):
+class OpenService(Command, frozen=True, kw_only=True):
+    """Every worker has answered its first start; submissions and operations begin to count from now.
+
+    The world submits each task `submit_at_s` after this and begins the experiment's operations.
+    Ends in `TaskSubmitted` for each task.
+    """
+
+
+class CreateAdapter(Command, frozen=True, kw_only=True):
     """Make version 0 of a task's adapter, pristine, on a lane. Ends in `AdapterCreated`."""
 
     lane: str
     task: str
 
 
-class LoadAdapter(Command):
+class LoadAdapter(Command, frozen=True, kw_only=True):
     """Bring an adapter version into a slot of a replica. Ends in `AdapterLoaded`."""
 
     replica: str
@@ -41,7 +52,7 @@ class LoadAdapter(Command):
     version: int
 
 
-class UnloadAdapter(Command):
+class UnloadAdapter(Command, frozen=True, kw_only=True):
     """Free the slot of an adapter version on a replica. Ends in `AdapterUnloaded`."""
 
     replica: str
@@ -49,7 +60,7 @@ class UnloadAdapter(Command):
     version: int
 
 
-class Generate(Command):
+class Generate(Command, frozen=True, kw_only=True):
     """Sample one turn of each named trajectory. Ends in one `TurnGenerated` per trajectory."""
 
     replica: str
@@ -60,7 +71,7 @@ class Generate(Command):
     trajectories: tuple[int, ...]
 
 
-class AbortTurns(Command):
+class AbortTurns(Command, frozen=True, kw_only=True):
     """Stop these trajectories of an earlier `Generate`. Ends in `TurnsAborted`."""
 
     replica: str
@@ -68,7 +79,7 @@ class AbortTurns(Command):
     trajectories: tuple[int, ...]
 
 
-class StepEnvironment(Command):
+class StepEnvironment(Command, frozen=True, kw_only=True):
     """Hand one turn to the environment. Ends in `EnvironmentStepped`."""
 
     environment: str
@@ -78,7 +89,7 @@ class StepEnvironment(Command):
     trajectory: int
 
 
-class Train(Command):
+class Train(Command, frozen=True, kw_only=True):
     """Update a task from `version` on exactly these trajectories. Ends in `TrainingFinished`."""
 
     lane: str
@@ -88,7 +99,7 @@ class Train(Command):
     trajectories: tuple[int, ...]
 
 
-class Publish(Command):
+class Publish(Command, frozen=True, kw_only=True):
     """Make the version just trained on this lane durable and loadable. Ends in `AdapterPublished`."""
 
     lane: str
@@ -96,7 +107,7 @@ class Publish(Command):
     version: int
 
 
-class DropTrajectories(Command):
+class DropTrajectories(Command, frozen=True, kw_only=True):
     """Give up these trajectories and release what the world holds for them. Has no answer."""
 
     task: str
@@ -105,13 +116,13 @@ class DropTrajectories(Command):
     reason: str
 
 
-class SetTimer(Command):
+class SetTimer(Command, frozen=True, kw_only=True):
     """Report when the run's clock reads `at` nanoseconds. Ends in `TimerFired`."""
 
     at: int
 
 
-class CloseTask(Command):
+class CloseTask(Command, frozen=True, kw_only=True):
     """A task has ended; release all that is held for it, keep its committed versions. Has no answer."""
 
     task: str
@@ -119,7 +130,7 @@ class CloseTask(Command):
     reason: str = ""
 
 
-class Alarm(Command):
+class Alarm(Command, frozen=True, kw_only=True):
     """Tell the operator. Has no answer."""
 
     message: str
@@ -128,6 +139,7 @@ class Alarm(Command):
 
 AnyCommand = (
     StartWorker
+    | OpenService
     | CreateAdapter
     | LoadAdapter
     | UnloadAdapter

@@ -15,69 +15,69 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
     at: int
 
 
-class RunStarted(Event):
+class RunStarted(Event, frozen=True, kw_only=True):
     """The run began; always the first event."""
 
 
-class TaskSubmitted(Event):
+class TaskSubmitted(Event, frozen=True, kw_only=True):
     """A tenant handed in a task of the experiment."""
 
     task: str
 
 
-class PauseRequested(Event):
+class PauseRequested(Event, frozen=True, kw_only=True):
     """A tenant asked to pause; the task stops at its next step boundary and keeps its state."""
 
     task: str
 
 
-class ResumeRequested(Event):
+class ResumeRequested(Event, frozen=True, kw_only=True):
     """A tenant asked a paused task to go on."""
 
     task: str
 
 
-class CancelRequested(Event):
+class CancelRequested(Event, frozen=True, kw_only=True):
     """A tenant asked to end a task now; committed versions stay."""
 
     task: str
 
 
-class WorkerUp(Event):
+class WorkerUp(Event, frozen=True, kw_only=True):
     """A replica or lane is ready and empty: no adapter resident, nothing in flight."""
 
     command: int
     worker: str
 
 
-class WorkerLost(Event):
+class WorkerLost(Event, frozen=True, kw_only=True):
     """A replica or lane is gone with everything in flight on it."""
 
     worker: str
     reason: str
 
 
-class AdapterCreated(Event):
+class AdapterCreated(Event, frozen=True, kw_only=True):
     """Version 0 of a task's adapter exists and is durable."""
 
     command: int
     fingerprint: str
 
 
-class AdapterLoaded(Event):
+class AdapterLoaded(Event, frozen=True, kw_only=True):
     """A replica holds an adapter version in a slot; `fingerprint` is of the weights it holds."""
 
     command: int
     fingerprint: str
 
 
-class AdapterUnloaded(Event):
+class AdapterUnloaded(Event, frozen=True, kw_only=True):
     """A replica no longer holds an adapter version; its slot is free."""
 
     command: int
 
 
-class TurnGenerated(Event):
+class TurnGenerated(Event, frozen=True, kw_only=True):
     """One trajectory's turn was sampled; `task` and `version` name the adapter that really made it.
 
     `prompt_tokens` is the context the turn began with, `output_tokens` what was sampled.
@@ -91,7 +91,7 @@ class TurnGenerated(Event):
     output_tokens: int
 
 
-class EnvironmentStepped(Event):
+class EnvironmentStepped(Event, frozen=True, kw_only=True):
     """The environment answered a turn: the episode is over with a reward, or goes on.
 
     `reward` is None where a world does not know it (simulation); `observation_tokens` are appended
@@ -104,7 +104,7 @@ class EnvironmentStepped(Event):
     observation_tokens: int = 0
 
 
-class TurnsAborted(Event):
+class TurnsAborted(Event, frozen=True, kw_only=True):
     """A replica has stopped the turns it was told to abort; their KV is free."""
 
     command: int
@@ -126,21 +126,21 @@ class TrainingStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     clip_fraction: float | None = None
 
 
-class TrainingFinished(Event):
+class TrainingFinished(Event, frozen=True, kw_only=True):
     """A lane computed the next version of a task; it is not durable yet."""
 
     command: int
     stats: TrainingStats
 
 
-class AdapterPublished(Event):
+class AdapterPublished(Event, frozen=True, kw_only=True):
     """The next version is durable and loadable by replicas."""
 
     command: int
     fingerprint: str
 
 
-class CommandFailed(Event):
+class CommandFailed(Event, frozen=True, kw_only=True):
     """A command could not be carried out; for `Generate`, `trajectory` names the one that failed."""
 
     command: int
@@ -148,13 +148,13 @@ class CommandFailed(Event):
     trajectory: int | None = None
 
 
-class TimerFired(Event):
+class TimerFired(Event, frozen=True, kw_only=True):
     """The instant asked for by a `SetTimer` has come."""
 
     command: int
 
 
-class EngineMeasured(Event):
+class EngineMeasured(Event, frozen=True, kw_only=True):
     """A replica's counters since its last report. The scheduler ignores them; calibration reads them.
 
     Sums run over the iterations of the window: decoding sequences, their resident KV tokens, and

@@ -24,20 +24,20 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 # --- distributions -------------------------------------------------------------------------------
 
 
-class Fixed(Spec, tag_field="kind", tag="fixed"):
+class Fixed(Spec, frozen=True, kw_only=True, tag_field="kind", tag="fixed"):
     """Always `value`."""
 
     value: NonNegative
 
 
-class Uniform(Spec, tag_field="kind", tag="uniform"):
+class Uniform(Spec, frozen=True, kw_only=True, tag_field="kind", tag="uniform"):
     """Evenly between `low` and `high`."""
 
     low: NonNegative
     high: NonNegative
 
 
-class Lognormal(Spec, tag_field="kind", tag="lognormal"):
+class Lognormal(Spec, frozen=True, kw_only=True, tag_field="kind", tag="lognormal"):
     """`median · exp(sigma · N(0, 1))`, cut at `cap`."""
 
     median: Positive
@@ -45,20 +45,20 @@ class Lognormal(Spec, tag_field="kind", tag="lognormal"):
     cap: Positive | None = None
 
 
-class Gamma(Spec, tag_field="kind", tag="gamma"):
+class Gamma(Spec, frozen=True, kw_only=True, tag_field="kind", tag="gamma"):
     """Gamma with this mean and shape; shape 1 is exponential."""
 
     mean: Positive
     shape: Positive = 1.0
 
 
-class Empirical(Spec, tag_field="kind", tag="empirical"):
+class Empirical(Spec, frozen=True, kw_only=True, tag_field="kind", tag="empirical"):
     """One of `values`, each equally likely; sorted ascending when fitted from a trace."""
 
     values: Annotated[tuple[NonNegative, ...], msgspec.Meta(min_length=1)]
 
 
-class Mixture(Spec, tag_field="kind", tag="mixture"):
+class Mixture(Spec, frozen=True, kw_only=True, tag_field="kind", tag="mixture"):
     """`parts[i]` with probability proportional to `weights[i]`; a heavy tail is one of the parts."""
 
     weights: tuple[Positive, ...]
@@ -71,7 +71,7 @@ Distribution = Fixed | Uniform | Lognormal | Gamma | Empirical | Mixture
 # --- the cluster ---------------------------------------------------------------------------------
 
 
-class LoraSpec(Spec):
+class LoraSpec(Spec, frozen=True, kw_only=True):
     """Shape of every task's adapter."""
 
     rank: Count = 8
@@ -79,7 +79,7 @@ class LoraSpec(Spec):
     targets: str | tuple[str, ...] = "all-linear"
 
 
-class ModelSpec(Spec):
+class ModelSpec(Spec, frozen=True, kw_only=True):
     """The frozen base model: a Hugging Face folder, relative to the YAML file or absolute."""
 
     path: str = "tiny-base"
@@ -87,7 +87,7 @@ class ModelSpec(Spec):
     lora: LoraSpec = LoraSpec()
 
 
-class ReplicasSpec(Spec):
+class ReplicasSpec(Spec, frozen=True, kw_only=True):
     """Rollout engines: `count` replicas of `devices` devices each."""
 
     count: Count = 1
@@ -100,7 +100,7 @@ class ReplicasSpec(Spec):
     peak_tokens_per_s: Positive | None = None
 
 
-class LanesSpec(Spec):
+class LanesSpec(Spec, frozen=True, kw_only=True):
     """Training engines: `count` lanes of `devices` devices each."""
 
     count: Count = 1
@@ -110,7 +110,7 @@ class LanesSpec(Spec):
     peak_tokens_per_s: Positive | None = None
 
 
-class ClusterSpec(Spec):
+class ClusterSpec(Spec, frozen=True, kw_only=True):
     """What there is to run on."""
 
     replicas: ReplicasSpec = ReplicasSpec()
@@ -120,7 +120,7 @@ class ClusterSpec(Spec):
 # --- environments --------------------------------------------------------------------------------
 
 
-class Environment(Spec):
+class Environment(Spec, frozen=True, kw_only=True):
     """What every environment has: how many steps may run at once, how long one may take, extra latency.
 
     `latency_s` is waited before each answer, drawn per (task, step, trajectory, turn): it stands for
@@ -132,28 +132,28 @@ class Environment(Spec):
     latency_s: Distribution = Fixed(value=0.0)
 
 
-class SumsEnvironment(Environment, tag_field="kind", tag="sums"):
+class SumsEnvironment(Environment, frozen=True, kw_only=True, tag_field="kind", tag="sums"):
     """Addition and subtraction of numbers of up to `digits` digits."""
 
     digits: Count = 2
     operations: Literal["+", "-", "+-"] = "+"
 
 
-class SortEnvironment(Environment, tag_field="kind", tag="sort"):
+class SortEnvironment(Environment, frozen=True, kw_only=True, tag_field="kind", tag="sort"):
     """Put between `min_letters` and `max_letters` letters in alphabetical order."""
 
     min_letters: Count = 3
     max_letters: Count = 7
 
 
-class ReverseEnvironment(Environment, tag_field="kind", tag="reverse"):
+class ReverseEnvironment(Environment, frozen=True, kw_only=True, tag_field="kind", tag="reverse"):
     """Write between `min_letters` and `max_letters` letters backwards."""
 
     min_letters: Count = 3
     max_letters: Count = 7
 
 
-class LookupEnvironment(Environment, tag_field="kind", tag="lookup"):
+class LookupEnvironment(Environment, frozen=True, kw_only=True, tag_field="kind", tag="lookup"):
     """Ask a tool for a fact of a small corpus, then answer with it; needs `max_turns` of 2 or more."""
 
 
@@ -163,7 +163,7 @@ EnvironmentSpec = SumsEnvironment | SortEnvironment | ReverseEnvironment | Looku
 # --- tasks ---------------------------------------------------------------------------------------
 
 
-class Limits(Spec):
+class Limits(Spec, frozen=True, kw_only=True):
     """Deadlines and budgets; a task may override the experiment's.
 
     A turn that is late is aborted and tried again; each trajectory has `trajectory_retries` further
@@ -181,7 +181,7 @@ class Limits(Spec):
     min_group: Count = 2
 
 
-class TrainingSpec(Spec):
+class TrainingSpec(Spec, frozen=True, kw_only=True):
     """GRPO with AdamW; `clip_low` and `clip_high` bound the probability ratio to [1-low, 1+high]."""
 
     lr: Positive = 3e-3
@@ -192,7 +192,7 @@ class TrainingSpec(Spec):
     micro_batch_tokens: Count = 16_384
 
 
-class Workload(Spec):
+class Workload(Spec, frozen=True, kw_only=True):
     """What a task's trajectories are like, for simulation. Tokens per prompt, per turn, per observation."""
 
     prompt_tokens: Distribution
@@ -202,7 +202,7 @@ class Workload(Spec):
     environment_s: Distribution | None = None
 
 
-class TaskSpec(Spec):
+class TaskSpec(Spec, frozen=True, kw_only=True):
     """One RL fine-tuning job: one adapter, one environment, `steps` policy updates.
 
     `count` writes the same task several times, named `<name>-0`, `<name>-1`, ...
@@ -240,28 +240,28 @@ class TaskSpec(Spec):
 # --- operations, the system, the whole -----------------------------------------------------------
 
 
-class Pause(Spec, tag_field="do", tag="pause"):
+class Pause(Spec, frozen=True, kw_only=True, tag_field="do", tag="pause"):
     """Pause a task at this time of the run."""
 
     at_s: NonNegative
     task: Name
 
 
-class Resume(Spec, tag_field="do", tag="resume"):
+class Resume(Spec, frozen=True, kw_only=True, tag_field="do", tag="resume"):
     """Resume a task at this time of the run."""
 
     at_s: NonNegative
     task: Name
 
 
-class Cancel(Spec, tag_field="do", tag="cancel"):
+class Cancel(Spec, frozen=True, kw_only=True, tag_field="do", tag="cancel"):
     """Cancel a task at this time of the run."""
 
     at_s: NonNegative
     task: Name
 
 
-class Kill(Spec, tag_field="do", tag="kill"):
+class Kill(Spec, frozen=True, kw_only=True, tag_field="do", tag="kill"):
     """Kill a worker (`replica-0`, `lane-0`, ...) at this time of the run: fault injection."""
 
     at_s: NonNegative
@@ -271,7 +271,7 @@ class Kill(Spec, tag_field="do", tag="kill"):
 Operation = Pause | Resume | Cancel | Kill
 
 
-class SystemSpec(Spec):
+class SystemSpec(Spec, frozen=True, kw_only=True):
     """A system as a composition of policies; the named ones are in `systems.py`."""
 
     tasks_in_flight: Literal["one", "all"] = "all"
@@ -281,13 +281,13 @@ class SystemSpec(Spec):
     placement: Literal["spread"] = "spread"
 
 
-class EvaluationSpec(Spec):
+class EvaluationSpec(Spec, frozen=True, kw_only=True):
     """Held-out problems, solved greedily with version 0 and with the last version of each task."""
 
     prompts: Count = 128
 
 
-class Experiment(Spec):
+class Experiment(Spec, frozen=True, kw_only=True):
     """Everything a run depends on."""
 
     name: Name

@@ -1,0 +1,175 @@
+"""The scheduler: facts in, orders out.
+
+`Scheduler.handle` is the only mutator. It takes an event in (the table below says who does), lets each
+part look once at what the event made possible, and returns the orders that follow, in a fixed order:
+same events in, same commands out. Time is `event.at`; waiting is a `SetTimer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from marlaas import rollout, tasks, training, workers
+from marlaas.commands import Command, CreateAdapter, LoadAdapter, Publish, Train
+from marlaas.core import Core
+from marlaas.errors import IllegalEvent
+from marlaas.events import (
+    AdapterCreated,
+    AdapterLoaded,
+    AdapterPublished,
+    AdapterUnloaded,
+    CancelRequested,
+    CommandFailed,
+    EngineMeasured,
+    EnvironmentStepped,
+    Event,
+    PauseRequested,
+    ResumeRequested,
+    RunStarted,
+    TaskSubmitted,
+    TimerFired,
+    TrainingFinished,
+    TurnGenerated,
+    TurnsAborted,
+    WorkerLost,
+    WorkerUp,
+)
+from marlaas.spec import Experiment
+from marlaas.state import State
+
+
+def _run_started(core: Core, event: RunStarted) -> None:
+    if core.last_id:
+        raise IllegalEvent("the run has begun already")
+    workers.start_all(core)
+
+
+def _command_failed(core: Core, event: CommandFailed) -> None:
+    order = core.orders.get(event.command)
+    if order is None:
+        rollout.generate_failed(core, event.command, event.trajectory, event.reason)
+        rollout.step_failed(core, event.command, "environment_failed")
+    elif isinstance(order, LoadAdapter):
+        del core.orders[event.command]
+        rollout.load_failed(core, order, event.reason)
+    elif isinstance(order, CreateAdapter | Train | Publish):
+        del core.orders[event.command]
+        training.job_failed(core, order, event.reason)
+    else:  # a worker that cannot start, unload or abort is of no use as it is
+        workers.lose(core, workers.worker_of(core, order), event.reason)
+
+
+def _timer_fired(core: Core, event: TimerFired) -> None:
+    for kind, what in core.due(event.command):
+        if kind == "order":
+            workers.order_is_late(core, what)
+        elif kind == "turn":
+            rollout.turn_is_late(core, what)
+        elif kind == "environment":
+            rollout.step_failed(core, what, "environment_timeout")
+        else:
+            rollout.trajectories_are_late(core, *what)
+
+
+def _ignored(core: Core, event: EngineMeasured) -> None:
+    """A measurement is for readers of the trace."""
+
+
+_HANDLERS: Mapping[type[Event], Callable[[Core, Any], None]] = {
+    RunStarted: _run_started,
+    TaskSubmitted: tasks.submitted,
+    PauseRequested: tasks.pause_requested,
+    ResumeRequested: tasks.resume_requested,
+    CancelRequested: tasks.cancel_requested,
+    WorkerUp: workers.up,
+    WorkerLost: workers.lost,
+    AdapterCreated: training.adapter_created,
+    AdapterLoaded: rollout.adapter_loaded,
+    AdapterUnloaded: rollout.adapter_unloaded,
+    TurnGenerated: rollout.turn_generated,
+    EnvironmentStepped: rollout.environment_stepped,
+    TurnsAborted: rollout.turns_aborted,
+    TrainingFinished: training.training_finished,
+    AdapterPublished: tasks.published,
+    CommandFailed: _command_failed,
+    TimerFired: _timer_fired,
+    EngineMeasured: _ignored,
+}
+
+
+class Scheduler:
+    """One run of one experiment."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._core = Core(experiment)
+
+    def handle(self, event: Event) -> tuple[Command, ...]:
+        """Take in one fact and return the orders that follow from it.
+
+        Raises `IllegalEvent`, changing nothing, for a fact that cannot have happened: time running
+        backwards, an answer to a command never given, a name the experiment has not.
+        """
+        core = self._core
+        handler = _HANDLERS[type(event)]
+        if event.at < core.now:
+            raise IllegalEvent(f"{event} is earlier than the event before it, at {core.now}")
+        number = getattr(event, "command", 0)
+        if number > core.last_id:
+            raise IllegalEvent(f"{event} answers a command that was never given; the last is {core.last_id}")
+        core.now = event.at
+        handler(core, event)
+        self._follow_up()
+        commands = tuple(core.outbox)
+        core.outbox.clear()
+        return commands
+
+    def _follow_up(self) -> None:
+        core = self._core
+        while core.failing:
+            name, reason = core.failing.pop(0)
+            tasks.close(core, core.state.tasks[name], "failed", reason)
+        if not core.state.is_open and core.last_id:
+            workers.open_service(core)
+        if core.are_tasks_due:
+            core.are_tasks_due = False
+            tasks.admit(core)
+            tasks.start(core)
+        while core.replicas_due:
+            rollout.serve(core, core.state.replicas[core.replicas_due.popitem()[0]])
+        while core.environments_due:
+            rollout.step_environment(core, core.state.environments[core.environments_due.popitem()[0]])
+        if core.are_lanes_due:
+            core.are_lanes_due = False
+            for lane in core.state.lanes.values():
+                training.give_work(core, lane)
+        core.forget_deadlines(self._is_moot)
+        core.set_timer()
+
+    def _is_moot(self, kind: str, what: Any) -> bool:
+        state = self._core.state
+        if kind == "order":
+            return what not in self._core.orders
+        if kind == "turn":
+            return what not in state.flights
+        if kind == "environment":
+            return what not in state.steps
+        name, batch, _ = what
+        return state.tasks[name].batch is not batch
+
+    @property
+    def state(self) -> State:
+        """The state, to be read only."""
+        return self._core.state
+
+    @property
+    def finished(self) -> bool:
+        """Whether every task of the experiment has ended."""
+        by_state = self._core.state.by_state
+        ended = len(by_state["done"]) + len(by_state["failed"]) + len(by_state["cancelled"])
+        return ended == len(self._core.state.tasks)
+
+    @property
+    def outcomes(self) -> dict[str, str]:
+        """Task name → `done`, `failed` or `cancelled`, for the tasks that have ended."""
+        return {name: task.state for name, task in self._core.state.tasks.items() if task.is_closed}

@@ -1,0 +1,241 @@
+"""What the scheduler remembers. Plain data: no decisions here; only the scheduler writes to it.
+
+Policies are given the `State` to read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from marlaas.lifecycle import (
+    IN_FLIGHT,
+    LANE,
+    SLOT,
+    TASK,
+    TERMINAL,
+    TRAJECTORY,
+    WORKER,
+    LaneState,
+    SlotState,
+    TaskState,
+    TrajectoryState,
+    WorkerState,
+    check_move,
+)
+from marlaas.spec import Experiment, Limits, TaskSpec
+
+Adapter = tuple[str, int]
+
+
+class Trajectory(msgspec.Struct, kw_only=True):
+    """One sampled episode. `command` is the Generate or StepEnvironment it waits for.
+
+    `doom` is set when it must be dropped, with that reason, as soon as its replica lets go of it.
+    """
+
+    index: int
+    retries_left: int
+    replica: str
+    state: TrajectoryState = "waiting"
+    turn: int = 0
+    command: int = 0
+    is_started: bool = False
+    doom: str | None = None
+
+    def move(self, state: TrajectoryState) -> None:
+        """Go to `state` if the table allows it."""
+        if state not in TRAJECTORY[self.state]:
+            check_move(TRAJECTORY, f"trajectory {self.index}", self.state, state)
+        self.state = state
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """All trajectories of one step of one task, every one made by `version`."""
+
+    step: int
+    version: int
+    trajectories: list[Trajectory]
+    num_live: int
+    load_failures: int = 0
+
+
+class Task(msgspec.Struct, kw_only=True):
+    """One fine-tuning job. `version` is the last committed one, -1 before version 0 exists.
+
+    The ledger: `num_issued` = `num_trained` + sum of `dropped` + trajectories of the present batch that
+    are not dropped.
+    """
+
+    spec: TaskSpec
+    limits: Limits
+    index: int
+    state: TaskState = "expected"
+    version: int = -1
+    fingerprint: str = ""
+    batch: Batch | None = None
+    is_pause_requested: bool = False
+    training_retries_left: int = 0
+    num_issued: int = 0
+    num_trained: int = 0
+    dropped: dict[str, int] = {}
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The task's name in the experiment."""
+        return self.spec.name
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended."""
+        return self.state in TERMINAL
+
+
+class Slot(msgspec.Struct, kw_only=True):
+    """Room on a replica held by one adapter version; never freed while `pins` turns run on it.
+
+    `used` orders slots by last use; `is_retired` says that no further turn will need it.
+    """
+
+    task: str
+    version: int
+    state: SlotState = "loading"
+    pins: int = 0
+    used: int = 0
+    is_retired: bool = False
+
+    def move(self, state: SlotState) -> None:
+        """Go to `state` if the table allows it."""
+        check_move(SLOT, f"slot of {self.task}-v{self.version}", self.state, state)
+        self.state = state
+
+
+class Flight(msgspec.Struct, kw_only=True):
+    """A Generate under way: the trajectories that have not answered yet each pin its slot once."""
+
+    replica: str
+    task: str
+    batch: Batch
+    slot: Slot
+    pending: set[int]
+
+
+class Replica(msgspec.Struct, kw_only=True):
+    """A rollout engine. `waiting` holds trajectories that need a turn, by task, oldest task first.
+
+    `live` counts unfinished trajectories placed here, by task.
+    """
+
+    name: str
+    capacity: int
+    restarts_left: int
+    state: WorkerState = "down"
+    slots: dict[Adapter, Slot] = {}
+    waiting: dict[str, list[Trajectory]] = {}
+    live: dict[str, int] = {}
+    load: int = 0
+
+    def move(self, state: WorkerState) -> None:
+        """Go to `state` if the table allows it."""
+        check_move(WORKER, self.name, self.state, state)
+        self.state = state
+
+
+class Lane(msgspec.Struct, kw_only=True):
+    """A training engine: does one job of one task at a time; `command` is the order it works on."""
+
+    name: str
+    restarts_left: int
+    state: WorkerState = "down"
+    job: LaneState = "idle"
+    task: str = ""
+    command: int = 0
+
+    def move(self, state: WorkerState) -> None:
+        """Go to `state` if the table allows it."""
+        check_move(WORKER, self.name, self.state, state)
+        self.state = state
+
+    def turn_to(self, job: LaneState, task: str = "", command: int = 0) -> None:
+        """Take up `job` for a task if the table allows it."""
+        check_move(LANE, self.name, self.job, job)
+        self.job, self.task, self.command = job, task, command
+
+
+class Step(msgspec.Struct, kw_only=True):
+    """A StepEnvironment under way."""
+
+    task: str
+    batch: Batch
+    trajectory: Trajectory
+
+
+class Surroundings(msgspec.Struct, kw_only=True):
+    """One environment: at most `concurrency` steps at once, the others wait in `queue`."""
+
+    name: str
+    concurrency: int
+    timeout_ns: int
+    queue: deque[Step]
+    num_stepping: int = 0
+
+
+class State(msgspec.Struct, kw_only=True):
+    """The whole memory of a run. `buffer` is the FIFO of tasks whose batch is complete."""
+
+    tasks: dict[str, Task]
+    replicas: dict[str, Replica]
+    lanes: dict[str, Lane]
+    environments: dict[str, Surroundings]
+    by_state: dict[TaskState, dict[str, None]]
+    buffer: list[str] = []
+    creations: list[str] = []
+    flights: dict[int, Flight] = {}
+    steps: dict[int, Step] = {}
+    is_open: bool = False
+
+    def in_state(self, *states: TaskState) -> list[str]:
+        """Names of the tasks in any of these states, in the order in which they came to be there."""
+        return [name for state in states for name in self.by_state[state]]
+
+    def num_in_flight(self) -> int:
+        """How many tasks have been admitted and are neither paused nor ended."""
+        return sum(len(self.by_state[state]) for state in IN_FLIGHT)
+
+    def move_task(self, task: Task, state: TaskState) -> None:
+        """Take a task to `state` if the table allows it."""
+        check_move(TASK, f"task {task.name}", task.state, state)
+        del self.by_state[task.state][task.name]
+        self.by_state[state][task.name] = None
+        task.state = state
+
+
+def initial_state(experiment: Experiment, capacity: int) -> State:
+    """The state before the run: every task expected, every worker down; `capacity` slots per replica."""
+    limits = experiment.limits
+    tasks = {
+        spec.name: Task(spec=spec, limits=experiment.limits_of(spec), index=index)
+        for index, spec in enumerate(experiment.tasks)
+    }
+    by_state: dict[TaskState, dict[str, None]] = {state: {} for state in TASK}  # type: ignore[misc]
+    by_state["expected"] = dict.fromkeys(tasks)
+    return State(
+        tasks=tasks,
+        replicas={
+            name: Replica(name=name, capacity=capacity, restarts_left=limits.worker_restarts)
+            for name in experiment.replica_names
+        },
+        lanes={name: Lane(name=name, restarts_left=limits.worker_restarts) for name in experiment.lane_names},
+        environments={
+            name: Surroundings(
+                name=name,
+                concurrency=environment.concurrency,
+                timeout_ns=round(environment.timeout_s * 1e9),
+                queue=deque(),
+            )
+            for name, environment in experiment.environments.items()
+        },
+        by_state=by_state,
+    )
