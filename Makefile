@@ -1,0 +1,57 @@
+# `make demo` and `make test` do all the set-up themselves; the only need is Python 3.11 or newer.
+
+PYTHON ?= python3
+VENV   ?= .venv
+# The build of torch to install first: an open range could fetch a CUDA build of several GB.
+TORCH  ?= torch==2.13.0
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check lint types tests slow bench clean
+
+help:
+	@echo "make demo    install, run the quickstart under two systems, predict one of them, report"
+	@echo "make test    install, then lint, types and all tests"
+	@echo "make check   the same without installing"
+	@echo "make bench   speed of the core against bare SimPy"
+	@echo "make clean   remove what was installed, run and cached here"
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[executor,dev]'
+	@touch $@
+
+install: $(INSTALLED)
+
+demo: $(INSTALLED)
+	$(BIN)/python -m experiments demo --out runs/demo
+
+test: $(INSTALLED)
+	@$(MAKE) --no-print-directory check
+
+check: lint types tests slow
+
+lint:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types:
+	$(BIN)/mypy
+
+tests:
+	$(BIN)/python -m pytest
+
+slow:
+	$(BIN)/python -m pytest -m slow
+
+bench: $(INSTALLED)
+	$(BIN)/python -m experiments.bench
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

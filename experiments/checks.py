@@ -1,0 +1,148 @@
+"""What must hold between the keys of an experiment, beyond each value's own type.
+
+Every check raises `Misfit` with the path in the YAML. Knows no file: whether models and profiles exist is
+asked in `load.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from experiments.schema import Misfit, one_of
+from experiments.yaml_strict import Path
+from marlaas.spec import (
+    Distribution,
+    Environment,
+    Experiment,
+    Fixed,
+    Kill,
+    LookupEnvironment,
+    Mixture,
+    ReverseEnvironment,
+    SortEnvironment,
+    TaskSpec,
+    Uniform,
+)
+from marlaas.systems import SYSTEMS
+
+
+def check(experiment: Experiment) -> None:
+    """Raise `Misfit` for the first contradiction in an experiment whose `count`s are not yet expanded."""
+    _check_system(experiment)
+    for name, environment in experiment.environments.items():
+        _check_environment(environment, ("environments", name))
+    for index, task in enumerate(experiment.tasks):
+        _check_task(experiment, task, ("tasks", index))
+    _check_names(experiment)
+    _check_operations(experiment)
+    for path, distribution in _distributions(experiment, ()):
+        _check_distribution(distribution, path)
+
+
+def expand_task(task: TaskSpec) -> list[TaskSpec]:
+    """The tasks that a `count` stands for: `<name>-0`, `<name>-1`, ..., or the task itself."""
+    if task.count == 1:
+        return [task]
+    replace = msgspec.structs.replace
+    return [replace(task, name=f"{task.name}-{i}", count=1) for i in range(task.count)]
+
+
+def _check_system(experiment: Experiment) -> None:
+    if isinstance(experiment.system, str) and experiment.system not in SYSTEMS:
+        wanted = one_of(experiment.system, SYSTEMS, "systems")
+        raise Misfit(("system",), f"unknown system {experiment.system!r}", wanted)
+
+
+def _check_environment(environment: Environment, path: Path) -> None:
+    if isinstance(environment, SortEnvironment | ReverseEnvironment):
+        low, high = environment.min_letters, environment.max_letters
+        if low > high:
+            raise Misfit((*path, "min_letters"), f"{low} is above max_letters", f"wanted at most {high}")
+    soonest = _least(environment.latency_s)
+    if soonest >= environment.timeout_s:
+        problem = f"every answer takes at least {soonest:g} s"
+        raise Misfit((*path, "latency_s"), problem, f"wanted less than timeout_s, {environment.timeout_s:g}")
+
+
+def _check_task(experiment: Experiment, task: TaskSpec, path: Path) -> None:
+    if task.environment not in experiment.environments:
+        wanted = one_of(task.environment, experiment.environments, "environments")
+        raise Misfit((*path, "environment"), f"unknown environment {task.environment!r}", wanted)
+    environment = experiment.environments[task.environment]
+    if isinstance(environment, LookupEnvironment) and task.max_turns < 2:
+        problem = f"a lookup needs a turn to ask and a turn to answer, got {task.max_turns}"
+        raise Misfit((*path, "max_turns"), problem, "wanted at least 2")
+    kv_tokens = experiment.cluster.replicas.kv_tokens
+    if task.max_context_tokens > kv_tokens:
+        problem = f"a trajectory can reach {task.max_context_tokens} tokens and never fits a replica"
+        wanted = f"wanted at most cluster.replicas.kv_tokens, {kv_tokens}"
+        raise Misfit(path, problem, f"{wanted}: fewer or shorter turns, a shorter prompt, or more kv_tokens")
+    min_group = experiment.limits_of(task).min_group
+    if min_group > task.samples:
+        key = "limits" if task.limits else "samples"
+        inner = (*path, key, "min_group") if task.limits else (*path, key)
+        problem = f"a group of {task.samples} samples is always below min_group, {min_group}"
+        raise Misfit(inner, problem, "wanted samples of at least min_group")
+
+
+def _check_names(experiment: Experiment) -> None:
+    first: dict[str, int] = {}
+    for index, task in enumerate(experiment.tasks):
+        for one in expand_task(task):
+            if one.name in first:
+                problem = f"duplicate task name {one.name!r}, first given by tasks[{first[one.name]}]"
+                wanted = "wanted every task, counted ones included, to have its own name"
+                raise Misfit(("tasks", index, "name"), problem, wanted)
+            first[one.name] = index
+
+
+def _check_operations(experiment: Experiment) -> None:
+    tasks = [one.name for task in experiment.tasks for one in expand_task(task)]
+    workers = [*experiment.replica_names, *experiment.lane_names]
+    for index, operation in enumerate(experiment.operations):
+        kind, name, valid = (
+            ("worker", operation.worker, workers)
+            if isinstance(operation, Kill)
+            else ("task", operation.task, tasks)
+        )
+        if name not in valid:
+            path = ("operations", index, kind)
+            raise Misfit(path, f"unknown {kind} {name!r}", one_of(name, valid, f"{kind}s"))
+
+
+def _check_distribution(distribution: Distribution, path: Path) -> None:
+    if isinstance(distribution, Uniform) and distribution.low > distribution.high:
+        problem = f"{distribution.low:g} is above high"
+        raise Misfit((*path, "low"), problem, f"wanted at most {distribution.high:g}")
+    if isinstance(distribution, Mixture) and len(distribution.weights) != len(distribution.parts):
+        problem = f"{len(distribution.weights)} weights for {len(distribution.parts)} parts"
+        raise Misfit((*path, "weights"), problem, "wanted one weight for each part")
+    if isinstance(distribution, Mixture) and not distribution.parts:
+        raise Misfit((*path, "parts"), "a mixture of nothing", "wanted at least one part")
+
+
+def _distributions(node: Any, path: Path) -> Iterator[tuple[Path, Distribution]]:
+    """Every distribution below a node, with its path."""
+    if isinstance(node, Distribution):
+        yield path, node
+    if isinstance(node, msgspec.Struct):
+        for field in node.__struct_fields__:
+            yield from _distributions(getattr(node, field), (*path, field))
+    elif isinstance(node, dict):
+        for key, inner in node.items():
+            yield from _distributions(inner, (*path, key))
+    elif isinstance(node, tuple):
+        for index, inner in enumerate(node):
+            yield from _distributions(inner, (*path, index))
+
+
+def _least(distribution: Distribution) -> float:
+    """The smallest value that can be drawn, or 0 where that depends on chance."""
+    if isinstance(distribution, Fixed):
+        return distribution.value
+    if isinstance(distribution, Uniform):
+        return distribution.low
+    return 0.0
