@@ -37,7 +37,7 @@ def _check_ledger(task: Task) -> None:
     dropped = sum(task.dropped.values())
     _require(
         task.num_issued == task.num_trained + dropped + kept,
-        f"{task.name}: issued {task.num_issued} != trained {task.num_trained} + dropped {dropped} + kept {kept}",
+        f"{task.name}: {task.num_issued} issued != {task.num_trained} trained, {dropped} dropped, {kept} kept",
     )
     if batch is not None:
         _require(batch.version == task.version, f"{task.name}: its batch is of another version than its own")
@@ -113,7 +113,7 @@ def _check_environments(state: State) -> None:
         stepping[state.tasks[step.task].spec.environment] += 1
     for environment in state.environments.values():
         count = stepping[environment.name]
-        _require(count == environment.num_stepping, f"{environment.name}: {count} steps are not counted right")
+        _require(count == environment.num_stepping, f"{environment.name}: {count} steps are miscounted")
         _require(count <= environment.concurrency, f"{environment.name}: more steps than places")
 
 

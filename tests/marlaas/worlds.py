@@ -75,9 +75,7 @@ def experiment(
         system=system,
         limits=limits or Limits(),
         environments={"env": ReverseEnvironment(concurrency=concurrency)},
-        cluster=ClusterSpec(
-            replicas=ReplicasSpec(count=replicas, slots=slots), lanes=LanesSpec(count=lanes)
-        ),
+        cluster=ClusterSpec(replicas=ReplicasSpec(count=replicas, slots=slots), lanes=LanesSpec(count=lanes)),
         tasks=tuple(
             TaskSpec(
                 name=f"t{i}",
