@@ -104,6 +104,11 @@ class _StrictDumper(yaml.SafeDumper):
         """Never write anchors: a resolved file is for reading."""
         return True
 
+    def text(self, value: str) -> yaml.Node:
+        """Quote what would be folded away: PyYAML takes these characters for line breaks."""
+        style = '"' if any(mark in value for mark in "\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
 
 for _tag, _pattern, _first in _SCALARS:
     _StrictLoader.add_implicit_resolver(_tag, _pattern, _first)
@@ -114,6 +119,7 @@ for _kind in ("null", "bool", "float", "map", "seq"):
 _StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.int_)
 _StrictLoader.add_constructor("tag:yaml.org,2002:str", _StrictLoader.str_)
 _StrictLoader.add_constructor(None, _StrictLoader.unknown)
+_StrictDumper.add_representer(str, _StrictDumper.text)
 
 
 def _input_error(error: yaml.MarkedYAMLError, name: str) -> InputError:
