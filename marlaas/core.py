@@ -7,6 +7,7 @@ scheduler lets each part look once, in a fixed order, after the event has been t
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from marlaas.commands import Alarm, Command, SetTimer
@@ -92,16 +93,14 @@ class Core:
             found.append((kind, what))
         return found
 
-    def set_timer(self) -> None:
-        """Ask for one timer at the earliest deadline, unless an earlier one is on its way."""
-        if not self._deadlines:
-            return
-        at = self._deadlines[0][0]
-        if self._timer_at is None or at < self._timer_at:
-            self._timer_at = at
-            self._timer = self.issue(SetTimer, at=at)
+    def needs_timer(self) -> bool:
+        """Whether the earliest deadline has no timer at or before it."""
+        return bool(self._deadlines) and (self._timer_at is None or self._deadlines[0][0] < self._timer_at)
 
-    def forget_deadlines(self, is_moot: Any) -> None:
-        """Drop leading deadlines for which `is_moot(kind, what)`: they need no timer."""
+    def set_timer(self, is_moot: Callable[[str, Any], bool]) -> None:
+        """Forget leading deadlines that are moot, then ask for one timer at the earliest that is left."""
         while self._deadlines and is_moot(self._deadlines[0][2], self._deadlines[0][3]):
             heapq.heappop(self._deadlines)
+        if self.needs_timer():
+            self._timer_at = self._deadlines[0][0]
+            self._timer = self.issue(SetTimer, at=self._timer_at)

@@ -37,7 +37,7 @@ def _check_ledger(task: Task) -> None:
     dropped = sum(task.dropped.values())
     _require(
         task.num_issued == task.num_trained + dropped + kept,
-        f"{task.name}: {task.num_issued} issued != {task.num_trained} trained, {dropped} dropped, {kept} kept",
+        f"{task.name}: {task.num_issued} issued != {task.num_trained} trained + {dropped} + {kept}",
     )
     if batch is not None:
         _require(batch.version == task.version, f"{task.name}: its batch is of another version than its own")

@@ -143,8 +143,8 @@ class Scheduler:
             core.are_lanes_due = False
             for lane in core.state.lanes.values():
                 training.give_work(core, lane)
-        core.forget_deadlines(self._is_moot)
-        core.set_timer()
+        if core.needs_timer():
+            core.set_timer(self._is_moot)
 
     def _is_moot(self, kind: str, what: Any) -> bool:
         state = self._core.state
