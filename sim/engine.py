@@ -1,0 +1,263 @@
+"""A replica's continuous batching, in closed form between changes of its batch.
+
+    submit ──► waiting (FIFO) ──► prefill pass ──► decoding set ──► ended
+                   ▲                                   │
+                   └──── preempted (youngest first) ◄──┘  when the next iteration's KV does not fit
+
+Semantics, those of the embedded engine. Work proceeds in passes; orders take effect at the end of the pass
+(for decoding: of the iteration) they arrive in. At that boundary, in order: sequences that ended leave,
+aborted ones leave, chores (adapter loads and the like) run one by one, waiting sequences that fit are
+prefilled together, else everyone decodes one iteration. A prefill samples the first token. A sequence is
+let in when fewer than `max_num_seqs` run and its context plus one further token for each fit the KV pool.
+Waiting is strictly first come, first served, so whoever runs arrived before whoever waits; the youngest is
+preempted, keeps its place and recomputes its context, and the oldest always goes on.
+
+Owns the order of passes and their exact time in femtoseconds. Knows no clock, commands or events. How
+sequences are prefilled is `_begin_prefill` and `_end_prefill` alone. `stepwise` is its naive twin.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from enum import Enum
+
+from marlaas.errors import InputError
+from sim.costs import FS_PER_NS, IterationCosts, iterations_until, run_fs
+from sim.sequences import DecodingSet, Sequence
+
+
+class Pass(Enum):
+    """What the engine is doing until its next boundary."""
+
+    IDLE = "idle"
+    CHORE = "chore"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Chore:
+    """Work that stops the batch for a fixed time, such as loading an adapter; its owner calls `done`."""
+
+    __slots__ = ("done", "duration_fs")
+
+    def __init__(self, duration_ns: int, done: Callable[[], None]) -> None:
+        self.duration_fs = duration_ns * FS_PER_NS
+        self.done = done
+
+
+class Counters:
+    """Totals since the engine began, in the terms of the `EngineMeasured` event."""
+
+    __slots__ = (
+        "adapters_sum",
+        "busy_fs",
+        "kv_tokens_sum",
+        "num_iterations",
+        "num_preemptions",
+        "num_prefills",
+        "prefill_fs",
+        "prefill_tokens",
+        "sequences_sum",
+    )
+
+    def __init__(self) -> None:
+        self.num_iterations = 0
+        self.busy_fs = 0
+        self.sequences_sum = 0
+        self.kv_tokens_sum = 0
+        self.adapters_sum = 0
+        self.num_prefills = 0
+        self.prefill_tokens = 0
+        self.prefill_fs = 0
+        self.num_preemptions = 0
+
+
+class Engine:
+    """One replica's batch, driven from outside: call `advance` at `wake_ns` or later, before any order."""
+
+    def __init__(self, costs: IterationCosts, max_num_seqs: int, kv_tokens: int) -> None:
+        self.counters = Counters()
+        self._costs = costs
+        self._max_num_seqs = max_num_seqs
+        self._kv_budget = kv_tokens
+        self._decoding = DecodingSet()
+        self._waiting: deque[Sequence] = deque()
+        self._joining: list[Sequence] = []
+        self._aborting: list[Sequence] = []
+        self._chores: deque[Chore] = deque()
+        self._num_submitted = 0
+        self._pass = Pass.IDLE
+        self._start_fs = 0
+        self._end_fs = 0
+        # Of the current decode pass: planned iterations, duration of the first, growth per iteration.
+        self._planned = 0
+        self._first_fs = 0
+        self._growth_fs = 0
+
+    # --- what the world asks ---------------------------------------------------------------------
+
+    @property
+    def wake_ns(self) -> int | None:
+        """When the current pass ends, in whole nanoseconds rounded up; None when there is nothing to do."""
+        return None if self._pass is Pass.IDLE else -(-self._end_fs // FS_PER_NS)
+
+    def submit(self, now_ns: int, sequences: Iterable[Sequence]) -> None:
+        """Queue sequences; one that could never fit the KV pool is an `InputError`."""
+        blocked = bool(self._waiting)
+        for sequence in sequences:
+            self._check_fits(sequence)
+            sequence.number = self._num_submitted
+            self._num_submitted += 1
+            self._waiting.append(sequence)
+        # Behind a blocked head nothing changes: what blocks it goes away only at an end of a sequence.
+        if self._pass is Pass.IDLE or not blocked:
+            self._interrupt(now_ns, self._head_fits)
+
+    def run_chore(self, now_ns: int, chore: Chore) -> None:
+        """Do a chore at the next boundary, after those asked for before."""
+        self._chores.append(chore)
+        self._interrupt(now_ns, lambda _: True)
+
+    def abort(self, now_ns: int, command: int, trajectories: frozenset[int], answer: Chore) -> None:
+        """Stop these sequences of a command at the next boundary, where the chore `answer` is done."""
+
+        def meant(sequence: Sequence) -> bool:
+            return sequence.command == command and sequence.trajectory in trajectories
+
+        self._waiting = deque(s for s in self._waiting if not meant(s))
+        self._aborting += [s for s in (*self._joining, *self._decoding.members()) if meant(s)]
+        self.run_chore(now_ns, answer)
+
+    def advance(self, now_ns: int) -> list[Sequence | Chore]:
+        """Carry the engine on to `now_ns`; returns the sequences and chores that ended, in order."""
+        ended: list[Sequence | Chore] = []
+        limit_fs = now_ns * FS_PER_NS
+        while self._pass is not Pass.IDLE and self._end_fs <= limit_fs:
+            self._end_pass(ended)
+            self._begin_pass(self._end_fs)
+        return ended
+
+    # --- boundaries --------------------------------------------------------------------------------
+
+    def _interrupt(self, now_ns: int, is_due: Callable[[int], bool]) -> None:
+        """Let an order that came at `now_ns` take effect at the end of the iteration it landed in.
+
+        `is_due` is told after how many iterations of the current pass that would be.
+        """
+        if self._pass is Pass.IDLE:
+            self._begin_pass(now_ns * FS_PER_NS)
+        elif self._pass is Pass.DECODE:
+            elapsed_fs = now_ns * FS_PER_NS - self._start_fs
+            num_iterations = iterations_until(self._first_fs, self._growth_fs, elapsed_fs)
+            if num_iterations < self._planned and is_due(num_iterations):
+                self._plan(num_iterations)
+
+    def _begin_pass(self, start_fs: int) -> None:
+        self._start_fs = start_fs
+        if self._aborting:
+            self._drop_aborted()
+        if self._chores:
+            self._pass = Pass.CHORE
+            self._end_fs = start_fs + self._chores[0].duration_fs
+        elif self._waiting and self._head_fits(0):
+            self._pass = Pass.PREFILL
+            self._begin_prefill()
+        elif self._decoding.size:
+            self._pass = Pass.DECODE
+            self._begin_decode()
+        else:
+            assert not self._waiting, "an empty engine lets every sequence in"
+            self._pass = Pass.IDLE
+
+    def _end_pass(self, ended: list[Sequence | Chore]) -> None:
+        if self._pass is Pass.DECODE:
+            self._end_decode(ended)
+        elif self._pass is Pass.PREFILL:
+            self._end_prefill(ended)
+        else:
+            ended.append(self._chores.popleft())
+
+    def _drop_aborted(self) -> None:
+        for sequence in self._aborting:
+            if sequence.finish_at >= 0:
+                self._decoding.leave(sequence)
+        self._aborting.clear()
+
+    # --- decoding ------------------------------------------------------------------------------------
+
+    def _begin_decode(self) -> None:
+        decoding = self._decoding
+        while (room := (self._kv_budget - decoding.kv_tokens) // decoding.size) < 1:
+            self._preempt(decoding.youngest())
+        self._first_fs = self._costs.decode_fs(decoding.size, decoding.kv_tokens, len(decoding.adapters))
+        self._growth_fs = self._costs.per_kv_token_fs * decoding.size
+        self._plan(min(room, decoding.iterations_left()))
+
+    def _plan(self, num_iterations: int) -> None:
+        self._planned = num_iterations
+        self._end_fs = self._start_fs + run_fs(self._first_fs, self._growth_fs, num_iterations)
+
+    def _end_decode(self, ended: list[Sequence | Chore]) -> None:
+        counters, decoding, planned = self.counters, self._decoding, self._planned
+        counters.num_iterations += planned
+        counters.busy_fs += self._end_fs - self._start_fs
+        counters.sequences_sum += planned * decoding.size
+        counters.kv_tokens_sum += run_fs(decoding.kv_tokens, decoding.size, planned)
+        counters.adapters_sum += planned * len(decoding.adapters)
+        ended += decoding.run(planned)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._decoding.leave(sequence)
+        self._waiting.appendleft(sequence)
+        self.counters.num_preemptions += 1
+
+    # --- prefilling ----------------------------------------------------------------------------------
+
+    def _head_fits(self, after_iterations: int) -> bool:
+        """Whether the first waiting sequence may join once that many more iterations have run."""
+        decoding = self._decoding
+        if decoding.size >= self._max_num_seqs:
+            return False
+        kv_tokens = decoding.kv_tokens + after_iterations * decoding.size
+        return kv_tokens + self._waiting[0].context_tokens + decoding.size + 1 <= self._kv_budget
+
+    def _begin_prefill(self) -> None:
+        """Let in, in order, all that fit, and prefill them together."""
+        num_running = self._decoding.size
+        room = self._kv_budget - self._decoding.kv_tokens - num_running
+        num_tokens = 0
+        adapters = set()
+        while self._waiting and num_running < self._max_num_seqs:
+            context_tokens = self._waiting[0].context_tokens
+            if context_tokens + 1 > room:
+                break
+            sequence = self._waiting.popleft()
+            self._joining.append(sequence)
+            adapters.add(sequence.adapter)
+            num_running += 1
+            num_tokens += context_tokens
+            room -= context_tokens + 1
+        self.counters.num_prefills += 1
+        self.counters.prefill_tokens += num_tokens
+        self._end_fs = self._start_fs + self._costs.prefill_pass_fs(num_tokens, len(adapters))
+
+    def _end_prefill(self, ended: list[Sequence | Chore]) -> None:
+        duration_fs = self._end_fs - self._start_fs
+        self.counters.prefill_fs += duration_fs
+        self.counters.busy_fs += duration_fs
+        for sequence in self._joining:
+            if sequence.remaining == 1:
+                ended.append(sequence)
+            else:
+                self._decoding.join(sequence)
+        self._joining.clear()
+
+    def _check_fits(self, sequence: Sequence) -> None:
+        needed = sequence.prompt_tokens + sequence.output_tokens
+        if needed > self._kv_budget:
+            raise InputError(
+                "cluster.replicas.kv_tokens",
+                f"a turn of {needed} tokens can never fit {self._kv_budget}",
+                "raise kv_tokens or shorten the task's prompts, turns or answers",
+            )

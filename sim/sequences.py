@@ -1,0 +1,123 @@
+"""One generation on a replica, and the set of those that decode together.
+
+Owns membership: who decodes, since when, holding how much KV, until which iteration. Knows no time and
+no cost. Every operation is O(log n): a sequence's end is a fixed number on a running count of iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from heapq import heappop, heappush
+
+NOT_DECODING = -1
+
+
+class Sequence:
+    """One turn to generate: `prompt_tokens` of context in, `output_tokens` to sample.
+
+    `command` and `trajectory` say whose it is; `adapter` is what its cost is shared by. The remaining
+    fields belong to the engine: tokens still to sample, and while it decodes, the iteration count at which
+    it ends and its KV size less the iteration count.
+    """
+
+    __slots__ = (
+        "adapter",
+        "command",
+        "finish_at",
+        "kv_offset",
+        "number",
+        "output_tokens",
+        "prompt_tokens",
+        "remaining",
+        "trajectory",
+    )
+
+    def __init__(
+        self, command: int, trajectory: int, adapter: Hashable, prompt_tokens: int, output_tokens: int
+    ) -> None:
+        assert prompt_tokens >= 1
+        assert output_tokens >= 1
+        self.command = command
+        self.trajectory = trajectory
+        self.adapter = adapter
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.remaining = output_tokens
+        self.finish_at = NOT_DECODING
+        self.kv_offset = 0
+        self.number = -1
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens a prefill must process: the prompt and, after a preemption, what was sampled before."""
+        return self.prompt_tokens + self.output_tokens - self.remaining
+
+
+class DecodingSet:
+    """The sequences that decode together, the KV tokens they hold and the adapters they use."""
+
+    __slots__ = ("_ends", "_order", "adapters", "iterations", "kv_tokens", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.kv_tokens = 0
+        self.iterations = 0
+        self.adapters: dict[Hashable, int] = {}
+        self._ends: list[tuple[int, int, Sequence]] = []  # entries of sequences that left early stay, dead
+        self._order: list[Sequence] = []  # by arrival; those that left stay until they reach the end
+
+    def join(self, sequence: Sequence) -> None:
+        """Add a sequence that was just prefilled and so has sampled one more token; some must remain."""
+        kv_tokens = sequence.context_tokens
+        sequence.remaining -= 1
+        sequence.finish_at = self.iterations + sequence.remaining
+        sequence.kv_offset = kv_tokens - self.iterations
+        self.size += 1
+        self.kv_tokens += kv_tokens
+        self.adapters[sequence.adapter] = self.adapters.get(sequence.adapter, 0) + 1
+        heappush(self._ends, (sequence.finish_at, sequence.number, sequence))
+        if len(self._order) > 2 * self.size + 64:
+            self._order = [s for s in self._order if s.finish_at != NOT_DECODING]
+        self._order.append(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Remove a sequence and free its KV; it remembers how many tokens it still has to sample."""
+        sequence.remaining = sequence.finish_at - self.iterations
+        sequence.finish_at = NOT_DECODING
+        self.size -= 1
+        self.kv_tokens -= sequence.kv_offset + self.iterations
+        users = self.adapters[sequence.adapter] - 1
+        if users:
+            self.adapters[sequence.adapter] = users
+        else:
+            del self.adapters[sequence.adapter]
+
+    def iterations_left(self) -> int:
+        """Iterations until the next sequence ends; the set must not be empty."""
+        ends = self._ends
+        while ends[0][2].finish_at != ends[0][0]:
+            heappop(ends)
+        return ends[0][0] - self.iterations
+
+    def run(self, num_iterations: int) -> list[Sequence]:
+        """Decode so many iterations, at most `iterations_left`; returns those that ended, in order."""
+        self.iterations += num_iterations
+        self.kv_tokens += num_iterations * self.size
+        ended: list[Sequence] = []
+        ends = self._ends
+        while ends and ends[0][0] <= self.iterations:
+            finish_at, _, sequence = heappop(ends)
+            if sequence.finish_at == finish_at:
+                self.leave(sequence)
+                ended.append(sequence)
+        return ended
+
+    def youngest(self) -> Sequence:
+        """The sequence that arrived last of those decoding."""
+        while self._order[-1].finish_at == NOT_DECODING:
+            self._order.pop()
+        return self._order[-1]
+
+    def members(self) -> list[Sequence]:
+        """All sequences that decode now, by arrival."""
+        return [s for s in self._order if s.finish_at != NOT_DECODING]

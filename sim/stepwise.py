@@ -1,0 +1,120 @@
+"""The naive twin of `engine`: the same semantics, one iteration at a time, everything counted afresh.
+
+Slow and obvious on purpose: it keeps no running totals, so it shows what `engine`'s closed form must equal
+to the last bit. Same calls, same answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sim.costs import FS_PER_NS, IterationCosts
+from sim.engine import Chore, Pass
+from sim.sequences import Sequence
+
+
+class StepwiseEngine:
+    """One replica's batch, token by token; driven like `engine.Engine`."""
+
+    def __init__(self, costs: IterationCosts, max_num_seqs: int, kv_tokens: int) -> None:
+        self._costs = costs
+        self._max_num_seqs = max_num_seqs
+        self._kv_budget = kv_tokens
+        self._sampled: dict[Sequence, int] = {}
+        self._waiting: list[Sequence] = []
+        self._joining: list[Sequence] = []
+        self._decoding: list[Sequence] = []
+        self._aborting: list[Sequence] = []
+        self._chores: list[Chore] = []
+        self._pass = Pass.IDLE
+        self._end_fs = 0
+        self.num_preemptions = 0
+
+    @property
+    def wake_ns(self) -> int | None:
+        """When the current pass ends, in whole nanoseconds rounded up; None when there is nothing to do."""
+        return None if self._pass is Pass.IDLE else -(-self._end_fs // FS_PER_NS)
+
+    def submit(self, now_ns: int, sequences: Iterable[Sequence]) -> None:
+        """Queue sequences."""
+        for sequence in sequences:
+            self._sampled[sequence] = 0
+            self._waiting.append(sequence)
+        self._begin_if_idle(now_ns)
+
+    def run_chore(self, now_ns: int, chore: Chore) -> None:
+        """Do a chore at the next boundary, after those asked for before."""
+        self._chores.append(chore)
+        self._begin_if_idle(now_ns)
+
+    def abort(self, now_ns: int, command: int, trajectories: frozenset[int], answer: Chore) -> None:
+        """Stop these sequences of a command at the next boundary, where the chore `answer` is done."""
+        meant = [s for s in self._sampled if s.command == command and s.trajectory in trajectories]
+        self._waiting = [s for s in self._waiting if s not in meant]
+        self._aborting += meant
+        self.run_chore(now_ns, answer)
+
+    def advance(self, now_ns: int) -> list[Sequence | Chore]:
+        """Carry the engine on to `now_ns`; returns the sequences and chores that ended, in order."""
+        ended: list[Sequence | Chore] = []
+        while self._pass is not Pass.IDLE and self._end_fs <= now_ns * FS_PER_NS:
+            self._end_pass(ended)
+            self._begin_pass(self._end_fs)
+        return ended
+
+    def _begin_if_idle(self, now_ns: int) -> None:
+        if self._pass is Pass.IDLE:
+            self._begin_pass(now_ns * FS_PER_NS)
+
+    def _kv_tokens(self) -> int:
+        # The token sampled last enters the cache only with the next iteration.
+        return sum(s.prompt_tokens + self._sampled[s] - 1 for s in self._decoding)
+
+    def _begin_pass(self, start_fs: int) -> None:
+        self._decoding = [s for s in self._decoding if s not in self._aborting]
+        self._aborting = []
+        if self._chores:
+            self._pass, duration_fs = Pass.CHORE, self._chores[0].duration_fs
+        elif self._let_in():
+            self._pass, duration_fs = Pass.PREFILL, self._prefill_fs()
+        elif self._decoding:
+            self._preempt()
+            self._pass, duration_fs = Pass.DECODE, self._decode_fs()
+        else:
+            self._pass, duration_fs = Pass.IDLE, 0
+        self._end_fs = start_fs + duration_fs
+
+    def _end_pass(self, ended: list[Sequence | Chore]) -> None:
+        if self._pass is Pass.CHORE:
+            ended.append(self._chores.pop(0))
+            return
+        sampling = self._joining if self._pass is Pass.PREFILL else self._decoding
+        self._decoding += self._joining
+        for sequence in sampling:
+            self._sampled[sequence] += 1
+        finished = [s for s in self._decoding if self._sampled[s] == s.output_tokens]
+        self._decoding = [s for s in self._decoding if s not in finished]
+        self._joining = []
+        ended += finished
+
+    def _let_in(self) -> bool:
+        while self._waiting and len(self._decoding) + len(self._joining) < self._max_num_seqs:
+            head = self._waiting[0]
+            held = self._kv_tokens() + sum(s.prompt_tokens + self._sampled[s] for s in (*self._joining, head))
+            if held + len(self._decoding) + len(self._joining) + 1 > self._kv_budget:
+                break
+            self._joining.append(self._waiting.pop(0))
+        return bool(self._joining)
+
+    def _preempt(self) -> None:
+        while self._kv_tokens() + len(self._decoding) > self._kv_budget:
+            self._waiting.insert(0, self._decoding.pop())
+            self.num_preemptions += 1
+
+    def _prefill_fs(self) -> int:
+        num_tokens = sum(s.prompt_tokens + self._sampled[s] for s in self._joining)
+        return self._costs.prefill_pass_fs(num_tokens, len({s.adapter for s in self._joining}))
+
+    def _decode_fs(self) -> int:
+        adapters = {s.adapter for s in self._decoding}
+        return self._costs.decode_fs(len(self._decoding), self._kv_tokens(), len(adapters))
