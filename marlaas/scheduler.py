@@ -40,8 +40,6 @@ from marlaas.state import State
 
 
 def _run_started(core: Core, event: RunStarted) -> None:
-    if core.last_id:
-        raise IllegalEvent("the run has begun already")
     workers.start_all(core)
 
 
@@ -98,6 +96,12 @@ _HANDLERS: Mapping[type[Event], Callable[[Core, Any], None]] = {
 }
 
 
+# Checked for the names they carry; kept apart because the other kinds are the hot ones.
+_NAMING = frozenset(
+    (RunStarted, WorkerUp, WorkerLost, TaskSubmitted, PauseRequested, ResumeRequested, CancelRequested)
+)
+
+
 class Scheduler:
     """One run of one experiment."""
 
@@ -111,18 +115,33 @@ class Scheduler:
         backwards, an answer to a command never given, a name the experiment has not.
         """
         core = self._core
-        handler = _HANDLERS[type(event)]
-        if event.at < core.now:
-            raise IllegalEvent(f"{event} is earlier than the event before it, at {core.now}")
-        number = getattr(event, "command", 0)
-        if number > core.last_id:
-            raise IllegalEvent(f"{event} answers a command that was never given; the last is {core.last_id}")
+        self._refuse_impossible(event)
         core.now = event.at
-        handler(core, event)
+        _HANDLERS[type(event)](core, event)
         self._follow_up()
         commands = tuple(core.outbox)
         core.outbox.clear()
         return commands
+
+    def _refuse_impossible(self, event: Event) -> None:
+        core = self._core
+        if event.at < core.now:
+            raise IllegalEvent(f"{event} is earlier than the event before it, at {core.now}")
+        if getattr(event, "command", 0) > core.last_id:
+            raise IllegalEvent(f"{event} answers a command that was never given; the last is {core.last_id}")
+        if type(event) in _NAMING:
+            self._refuse_unknown_names(event)
+
+    def _refuse_unknown_names(self, event: Event) -> None:
+        core = self._core
+        if isinstance(event, RunStarted):
+            if core.last_id:
+                raise IllegalEvent("the run has begun already")
+        elif isinstance(event, WorkerUp | WorkerLost):
+            if not workers.exists(core, event.worker):
+                raise IllegalEvent(f"{event} names a worker that the experiment has not")
+        elif isinstance(event, tasks.Request) and event.task not in core.state.tasks:
+            raise IllegalEvent(f"{event} names a task that the experiment has not")
 
     def _follow_up(self) -> None:
         core = self._core

@@ -8,24 +8,15 @@ from __future__ import annotations
 from marlaas import rollout, training
 from marlaas.commands import CloseTask, Outcome
 from marlaas.core import Core
-from marlaas.errors import IllegalEvent
 from marlaas.events import AdapterPublished, CancelRequested, PauseRequested, ResumeRequested, TaskSubmitted
 from marlaas.state import Task
 
-_AnyRequest = TaskSubmitted | PauseRequested | ResumeRequested | CancelRequested
-
-
-def find(core: Core, event: _AnyRequest) -> Task:
-    """The task an event names; `IllegalEvent` when the experiment has none of that name."""
-    task = core.state.tasks.get(event.task)
-    if task is None:
-        raise IllegalEvent(f"{type(event).__name__} names task {event.task!r}, which the experiment has not")
-    return task
+Request = TaskSubmitted | PauseRequested | ResumeRequested | CancelRequested
 
 
 def submitted(core: Core, event: TaskSubmitted) -> None:
     """A task waits for admission."""
-    task = find(core, event)
+    task = core.state.tasks[event.task]
     if task.state == "expected":
         core.state.move_task(task, "queued")
         task.training_retries_left = task.limits.training_retries
@@ -34,7 +25,7 @@ def submitted(core: Core, event: TaskSubmitted) -> None:
 
 def pause_requested(core: Core, event: PauseRequested) -> None:
     """Pause now at a step boundary, else at the next one."""
-    task = find(core, event)
+    task = core.state.tasks[event.task]
     if task.state in ("queued", "ready"):
         core.state.move_task(task, "paused")
         core.are_tasks_due = core.are_lanes_due = True
@@ -44,7 +35,7 @@ def pause_requested(core: Core, event: PauseRequested) -> None:
 
 def resume_requested(core: Core, event: ResumeRequested) -> None:
     """Queue a paused task for admission again; forget a pause that has not come into force."""
-    task = find(core, event)
+    task = core.state.tasks[event.task]
     task.is_pause_requested = False
     if task.state == "paused":
         core.state.move_task(task, "queued")
@@ -53,7 +44,7 @@ def resume_requested(core: Core, event: ResumeRequested) -> None:
 
 def cancel_requested(core: Core, event: CancelRequested) -> None:
     """End a task now."""
-    close(core, find(core, event), "cancelled", "cancelled by its tenant")
+    close(core, core.state.tasks[event.task], "cancelled", "cancelled by its tenant")
 
 
 def published(core: Core, event: AdapterPublished) -> None:

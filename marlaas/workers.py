@@ -8,16 +8,17 @@ from __future__ import annotations
 from marlaas import rollout, training
 from marlaas.commands import AbortTurns, Command, LoadAdapter, OpenService, StartWorker, UnloadAdapter
 from marlaas.core import Core
-from marlaas.errors import IllegalEvent
 from marlaas.events import WorkerLost, WorkerUp
 from marlaas.state import Lane, Replica
 
 
+def exists(core: Core, name: str) -> bool:
+    """Whether the experiment has a worker of this name."""
+    return name in core.state.replicas or name in core.state.lanes
+
+
 def _find(core: Core, name: str) -> Replica | Lane:
-    worker = core.state.replicas.get(name) or core.state.lanes.get(name)
-    if worker is None:
-        raise IllegalEvent(f"the experiment has no worker named {name!r}")
-    return worker
+    return core.state.replicas.get(name) or core.state.lanes[name]
 
 
 def _all(core: Core) -> list[Replica | Lane]:

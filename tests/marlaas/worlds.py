@@ -62,7 +62,7 @@ def experiment(
     prompts: int = 1,
     samples: int = 2,
     turns: int = 1,
-    slots: int = 2,
+    slots: int = 4,
     replicas: int = 1,
     lanes: int = 1,
     concurrency: int = 64,
