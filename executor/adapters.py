@@ -48,6 +48,14 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cursor: dict[str, int]
 
 
+class _Config(msgspec.Struct, frozen=True):
+    """What is read of PEFT's adapter_config.json."""
+
+    r: int
+    lora_alpha: int
+    target_modules: str | list[str]
+
+
 def lora_modules(model: nn.Module, targets: str | tuple[str, ...]) -> dict[str, nn.Linear]:
     """The linear modules an adapter adapts, by name, in model order; PEFT's rules.
 
@@ -118,13 +126,25 @@ def write_adapter(folder: Path, tensors: Mapping[str, Tensor], lora: LoraSpec, b
     )
 
 
+def read_shape(folder: Path) -> LoraSpec:
+    """The shape an adapter folder says it has."""
+    try:
+        config = msgspec.json.decode(_read(folder / CONFIG), type=_Config)
+    except msgspec.DecodeError as error:
+        raise AdapterProblem(f"{folder / CONFIG}: {error}") from error
+    targets = config.target_modules
+    return LoraSpec(
+        rank=config.r,
+        alpha=config.lora_alpha,
+        targets=targets if isinstance(targets, str) else tuple(sorted(targets)),
+    )
+
+
 def read_adapter(folder: Path, lora: LoraSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """An adapter's tensors; refused unless they are exactly those of `shapes` (name to shape) and finite."""
-    config = msgspec.json.decode(_read(folder / CONFIG))
-    tensors = _tensors(folder / WEIGHTS)
-    shape = (config.get("r"), config.get("lora_alpha"))
-    if shape != (lora.rank, lora.alpha):
-        raise AdapterProblem(f"{folder}: rank and alpha are {shape}, wanted {(lora.rank, lora.alpha)}")
+    tensors, shape = _tensors(folder / WEIGHTS), read_shape(folder)
+    if (shape.rank, shape.alpha) != (lora.rank, lora.alpha):
+        raise AdapterProblem(f"{folder}: shape is {shape}, wanted {lora}")
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if found != dict(shapes):  # such an adapter would load and change nothing, or not all it should
         odd = sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name))
