@@ -1,0 +1,80 @@
+"""Messages between the driver and a worker process, and their frames on the socket between them.
+
+A frame is an 8-byte big-endian length and a pickle. Both ends are ours and the socket is a private pair
+of one machine, so pickle is safe here; nothing read from a file or a network passes through this module.
+Knows nothing of what the messages mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import struct
+from typing import BinaryIO, Literal
+
+import msgspec
+
+from executor.protocols import Order, Report
+from marlaas.spec import Experiment
+
+_LENGTH = struct.Struct(">Q")
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a worker process needs to become a worker; the first message it is sent.
+
+    `engine` names a function `package.module:function` that is called with this spec inside the worker
+    and returns its `RolloutEngine` or `TrainingEngine`. `index` counts workers of one kind from 0;
+    `cores` are the cores it is pinned to and as many threads as it may compute with.
+    """
+
+    name: str
+    kind: Literal["replica", "lane"]
+    index: int
+    engine: str
+    experiment: Experiment
+    cores: tuple[int, ...]
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine is built and takes orders."""
+
+    pid: int
+
+
+class Crashed(msgspec.Struct, frozen=True, kw_only=True):
+    """The worker ends itself; `reason` is its exception in one line."""
+
+    reason: str
+
+
+Message = WorkerSpec | Order | Hello | list[Report] | Crashed
+
+
+def pack(message: Message) -> bytes:
+    """The frame of a message."""
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(body)) + body
+
+
+def read(stream: BinaryIO) -> Message:
+    """Block for the next message; raises `EOFError` when the other end is gone."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError
+    (length,) = _LENGTH.unpack(head)
+    body = stream.read(length)
+    if len(body) < length:
+        raise EOFError
+    message: Message = pickle.loads(body)
+    return message
+
+
+async def read_async(reader: asyncio.StreamReader) -> Message:
+    """Wait for the next message; raises `EOFError` when the other end is gone."""
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        message: Message = pickle.loads(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError) as error:
+        raise EOFError from error
+    return message

@@ -1,0 +1,130 @@
+"""Worker processes as the driver sees them: started, spoken to, killed, and seen to end.
+
+Owns the process and the driver's end of its socket. Knows no scheduler; why a worker ended is told as
+text, to whoever awaits `run`.
+
+Workers are plain child processes (`python -m executor.worker`) rather than `multiprocessing` ones: those
+import the parent's main module again, here a whole command line, and cannot be given their thread
+limits before the interpreter starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from executor.protocols import Order, Report
+from executor.wire import Crashed, Hello, Message, WorkerSpec, pack, read_async
+
+_EXIT_GRACE_S = 5.0
+_POLL_S = 0.01
+
+
+class WorkerProcess:
+    """One incarnation of a worker; `receive` is called with each `Hello` and each list of reports."""
+
+    def __init__(self, spec: WorkerSpec, log: Path, receive: Callable[[Hello | list[Report]], None]) -> None:
+        self.spec = spec
+        self._log = log
+        self._receive = receive
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def run(self) -> str:
+        """Start the process and hear it to its end; returns why it ended. Cancelling kills it.
+
+        Raises `OSError` when it cannot be started.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            # In this thread: the kernel ties the child's life to the thread that starts it.
+            self._process = _spawn(self.spec, theirs, self._log)
+        finally:
+            theirs.close()
+        try:
+            reader, self._writer = await asyncio.open_connection(sock=ours)
+            self._writer.write(pack(self.spec))
+            reason = await self._hear(reader)
+            return reason or await self._exit_reason()
+        finally:
+            self.kill()
+            if self._writer is not None:
+                self._writer.transport.abort()
+            ours.close()
+
+    def send(self, order: Order) -> None:
+        """Queue an order; never blocks, and says nothing when the process is gone: `run` does that."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(pack(order))
+
+    def kill(self) -> None:
+        """End the process at once, whatever it is doing; `run` then tells so. It may be dead already."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    async def gone(self) -> None:
+        """Wait until the killed process has left its memory and its cores."""
+        while self.is_alive:  # noqa: ASYNC110 - a child process has no asyncio event
+            await asyncio.sleep(_POLL_S)
+
+    async def _hear(self, reader: asyncio.StreamReader) -> str | None:
+        while True:
+            try:
+                message: Message = await read_async(reader)
+            except EOFError:
+                return None
+            if isinstance(message, Crashed):
+                return message.reason
+            assert isinstance(message, Hello | list)
+            self._receive(message)
+
+    async def _exit_reason(self) -> str:
+        """The socket closed without a word: the exit status is all there is to tell."""
+        assert self._process is not None
+        try:
+            await asyncio.wait_for(self.gone(), _EXIT_GRACE_S)
+        except TimeoutError:
+            return "closed its pipe without exiting"
+        status = self._process.returncode
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}; see {self._log.name}"
+        return f"exited with status {status}; see {self._log.name}"
+
+
+def _spawn(spec: WorkerSpec, theirs: socket.socket, log: Path) -> subprocess.Popen[bytes]:
+    fd = theirs.fileno()
+    arguments = [sys.executable, "-P", "-m", "executor.worker", spec.name, str(fd), str(os.getpid())]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[fd],
+            env=_surroundings(spec),
+        )
+
+
+def _surroundings(spec: WorkerSpec) -> dict[str, str]:
+    """The child's environment: our import path, and thread limits that must be there before torch is."""
+    threads = str(len(spec.cores))
+    return {
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+    }
