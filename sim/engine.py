@@ -4,13 +4,16 @@
                    ▲                                   │
                    └──── preempted (youngest first) ◄──┘  when the next iteration's KV does not fit
 
-Semantics, those of the embedded engine. Work proceeds in passes; orders take effect at the end of the pass
-(for decoding: of the iteration) they arrive in. At that boundary, in order: sequences that ended leave,
-aborted ones leave, chores (adapter loads and the like) run one by one, waiting sequences that fit are
-prefilled together, else everyone decodes one iteration. A prefill samples the first token. A sequence is
-let in when fewer than `max_num_seqs` run and its context plus one further token for each fit the KV pool.
-Waiting is strictly first come, first served, so whoever runs arrived before whoever waits; the youngest is
-preempted, keeps its place and recomputes its context, and the oldest always goes on.
+Work proceeds in passes; orders take effect at the end of the pass (for decoding: of the iteration) they
+arrive in. At that boundary, in order: sequences that ended leave, aborted ones leave, chores (adapter
+loads and the like) run one by one, waiting sequences that fit are prefilled together, else everyone
+decodes one iteration. A prefill samples the first token, and a decode iteration follows each prefill.
+
+Waiting is strictly first come, first served, and fewer than `max_num_seqs` must run. What fits is a rule:
+`reserve` lets a sequence in when all could grow to their limits within the KV pool, and so never preempts;
+`preempt` lets it in when its context and one further token for each fit now, and when the pool is full the
+youngest gives way, keeps its place and recomputes its context. So whoever runs arrived before whoever
+waits, and the oldest always goes on.
 
 Owns the order of passes and their exact time in femtoseconds. Knows no clock, commands or events. How
 sequences are prefilled is `_begin_prefill` and `_end_prefill` alone. `stepwise` is its naive twin.
@@ -21,6 +24,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
+from typing import Literal
+
+import msgspec
 
 from marlaas.errors import InputError
 from sim.costs import FS_PER_NS, IterationCosts, iterations_until, run_fs
@@ -34,6 +40,20 @@ class Pass(Enum):
     CHORE = "chore"
     PREFILL = "prefill"
     DECODE = "decode"
+
+
+class EngineRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine admits: its KV pool, its seats, and the most context tokens of one prefill pass.
+
+    A prefill pass takes at least one sequence, however long; None means that it has no bound. With
+    `shares_prompts`, sequences of one pass with the same context read it once.
+    """
+
+    max_num_seqs: int
+    kv_tokens: int
+    kv_rule: Literal["reserve", "preempt"] = "preempt"
+    max_prefill_tokens: int | None = None
+    shares_prompts: bool = False
 
 
 class Chore:
@@ -76,11 +96,10 @@ class Counters:
 class Engine:
     """One replica's batch, driven from outside: call `advance` at `wake_ns` or later, before any order."""
 
-    def __init__(self, costs: IterationCosts, max_num_seqs: int, kv_tokens: int) -> None:
+    def __init__(self, costs: IterationCosts, rules: EngineRules) -> None:
         self.counters = Counters()
         self._costs = costs
-        self._max_num_seqs = max_num_seqs
-        self._kv_budget = kv_tokens
+        self._rules = rules
         self._decoding = DecodingSet()
         self._waiting: deque[Sequence] = deque()
         self._joining: list[Sequence] = []
@@ -88,6 +107,7 @@ class Engine:
         self._chores: deque[Chore] = deque()
         self._num_submitted = 0
         self._pass = Pass.IDLE
+        self._owes_iteration = False  # a decode iteration follows each prefill
         self._start_fs = 0
         self._end_fs = 0
         # Of the current decode pass: planned iterations, duration of the first, growth per iteration.
@@ -157,7 +177,13 @@ class Engine:
         self._start_fs = start_fs
         if self._aborting:
             self._drop_aborted()
-        if self._chores:
+        if self._owes_iteration and self._decoding.size:
+            self._pass = Pass.DECODE
+            self._begin_decode()
+            if self._chores or (self._waiting and self._head_fits(1)):
+                self._plan(1)
+            self._owes_iteration = False
+        elif self._chores:
             self._pass = Pass.CHORE
             self._end_fs = start_fs + self._chores[0].duration_fs
         elif self._waiting and self._head_fits(0):
@@ -188,7 +214,7 @@ class Engine:
 
     def _begin_decode(self) -> None:
         decoding = self._decoding
-        while (room := (self._kv_budget - decoding.kv_tokens) // decoding.size) < 1:
+        while (room := (self._rules.kv_tokens - decoding.kv_tokens) // decoding.size) < 1:
             self._preempt(decoding.youngest())
         self._first_fs = self._costs.decode_fs(decoding.size, decoding.kv_tokens, len(decoding.adapters))
         self._growth_fs = self._costs.per_kv_token_fs * decoding.size
@@ -216,31 +242,54 @@ class Engine:
 
     def _head_fits(self, after_iterations: int) -> bool:
         """Whether the first waiting sequence may join once that many more iterations have run."""
-        decoding = self._decoding
-        if decoding.size >= self._max_num_seqs:
+        if self._decoding.size >= self._rules.max_num_seqs:
             return False
-        kv_tokens = decoding.kv_tokens + after_iterations * decoding.size
-        return kv_tokens + self._waiting[0].context_tokens + decoding.size + 1 <= self._kv_budget
+        return self._room(after_iterations) >= self._claim(self._waiting[0])
+
+    def _room(self, after_iterations: int) -> int:
+        """KV tokens that newcomers may claim."""
+        decoding, rules = self._decoding, self._rules
+        if rules.kv_rule == "reserve":
+            return rules.kv_tokens - decoding.most_tokens
+        return rules.kv_tokens - decoding.kv_tokens - (after_iterations + 1) * decoding.size
+
+    def _claim(self, sequence: Sequence) -> int:
+        return sequence.most_tokens if self._rules.kv_rule == "reserve" else sequence.context_tokens + 1
 
     def _begin_prefill(self) -> None:
         """Let in, in order, all that fit, and prefill them together."""
-        num_running = self._decoding.size
-        room = self._kv_budget - self._decoding.kv_tokens - num_running
+        rules, waiting, joining = self._rules, self._waiting, self._joining
+        room = self._room(0)
+        seats = rules.max_num_seqs - self._decoding.size
         num_tokens = 0
-        adapters = set()
-        while self._waiting and num_running < self._max_num_seqs:
-            context_tokens = self._waiting[0].context_tokens
-            if context_tokens + 1 > room:
+        while waiting and len(joining) < seats:
+            sequence = waiting[0]
+            num_tokens += sequence.context_tokens
+            room -= self._claim(sequence)
+            is_long = rules.max_prefill_tokens is not None and num_tokens > rules.max_prefill_tokens
+            if room < 0 or (joining and is_long):
                 break
-            sequence = self._waiting.popleft()
-            self._joining.append(sequence)
-            adapters.add(sequence.adapter)
-            num_running += 1
-            num_tokens += context_tokens
-            room -= context_tokens + 1
+            joining.append(waiting.popleft())
+        num_read = self._tokens_to_read()
         self.counters.num_prefills += 1
-        self.counters.prefill_tokens += num_tokens
-        self._end_fs = self._start_fs + self._costs.prefill_pass_fs(num_tokens, len(adapters))
+        self.counters.prefill_tokens += num_read
+        num_adapters = len({sequence.adapter for sequence in joining})
+        self._end_fs = self._start_fs + self._costs.prefill_pass_fs(num_read, num_adapters)
+
+    def _tokens_to_read(self) -> int:
+        """Context tokens of those who join, a context that several share counted once."""
+        if not self._rules.shares_prompts:
+            return sum(sequence.context_tokens for sequence in self._joining)
+        num_tokens = 0
+        seen = set()
+        for sequence in self._joining:
+            key = (sequence.adapter, sequence.shared_prompt)
+            if sequence.shared_prompt is None or sequence.remaining < sequence.output_tokens:
+                num_tokens += sequence.context_tokens  # after a preemption nobody else's context is the same
+            elif key not in seen:
+                seen.add(key)
+                num_tokens += sequence.context_tokens
+        return num_tokens
 
     def _end_prefill(self, ended: list[Sequence | Chore]) -> None:
         duration_fs = self._end_fs - self._start_fs
@@ -252,12 +301,13 @@ class Engine:
             else:
                 self._decoding.join(sequence)
         self._joining.clear()
+        self._owes_iteration = True
 
     def _check_fits(self, sequence: Sequence) -> None:
-        needed = sequence.prompt_tokens + sequence.output_tokens
-        if needed > self._kv_budget:
+        needed = sequence.most_tokens
+        if needed > self._rules.kv_tokens:
             raise InputError(
                 "cluster.replicas.kv_tokens",
-                f"a turn of {needed} tokens can never fit {self._kv_budget}",
+                f"a turn of {needed} tokens can never fit {self._rules.kv_tokens}",
                 "raise kv_tokens or shorten the task's prompts, turns or answers",
             )

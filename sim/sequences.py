@@ -13,11 +13,14 @@ NOT_DECODING = -1
 
 
 class Sequence:
-    """One turn to generate: `prompt_tokens` of context in, `output_tokens` to sample.
+    """One turn to generate: `prompt_tokens` of context in, `output_tokens` to sample, at most `limit_tokens`.
 
-    `command` and `trajectory` say whose it is; `adapter` is what its cost is shared by. The remaining
-    fields belong to the engine: tokens still to sample, and while it decodes, the iteration count at which
-    it ends and its KV size less the iteration count.
+    The engine decides by the limit alone: no engine knows where an answer will end. `command` and
+    `trajectory` say whose it is; `adapter` is what its cost is shared by. Sequences of one adapter with an
+    equal `shared_prompt` have the very same context; None says that nobody shares it.
+
+    The remaining fields belong to the engine: place in the order of arrival, tokens still to sample, and
+    while it decodes, the iteration count at which it ends and its KV size less the iteration count.
     """
 
     __slots__ = (
@@ -25,23 +28,34 @@ class Sequence:
         "command",
         "finish_at",
         "kv_offset",
+        "limit_tokens",
         "number",
         "output_tokens",
         "prompt_tokens",
         "remaining",
+        "shared_prompt",
         "trajectory",
     )
 
     def __init__(
-        self, command: int, trajectory: int, adapter: Hashable, prompt_tokens: int, output_tokens: int
+        self,
+        command: int,
+        trajectory: int,
+        adapter: Hashable,
+        prompt_tokens: int,
+        output_tokens: int,
+        limit_tokens: int,
+        shared_prompt: Hashable = None,
     ) -> None:
         assert prompt_tokens >= 1
-        assert output_tokens >= 1
+        assert 1 <= output_tokens <= limit_tokens
         self.command = command
         self.trajectory = trajectory
         self.adapter = adapter
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
+        self.limit_tokens = limit_tokens
+        self.shared_prompt = shared_prompt
         self.remaining = output_tokens
         self.finish_at = NOT_DECODING
         self.kv_offset = 0
@@ -52,15 +66,21 @@ class Sequence:
         """Tokens a prefill must process: the prompt and, after a preemption, what was sampled before."""
         return self.prompt_tokens + self.output_tokens - self.remaining
 
+    @property
+    def most_tokens(self) -> int:
+        """The longest it can become."""
+        return self.prompt_tokens + self.limit_tokens
+
 
 class DecodingSet:
-    """The sequences that decode together, the KV tokens they hold and the adapters they use."""
+    """The sequences that decode together, the KV tokens they hold and may come to hold, their adapters."""
 
-    __slots__ = ("_ends", "_order", "adapters", "iterations", "kv_tokens", "size")
+    __slots__ = ("_ends", "_order", "adapters", "iterations", "kv_tokens", "most_tokens", "size")
 
     def __init__(self) -> None:
         self.size = 0
         self.kv_tokens = 0
+        self.most_tokens = 0
         self.iterations = 0
         self.adapters: dict[Hashable, int] = {}
         self._ends: list[tuple[int, int, Sequence]] = []  # entries of sequences that left early stay, dead
@@ -74,6 +94,7 @@ class DecodingSet:
         sequence.kv_offset = kv_tokens - self.iterations
         self.size += 1
         self.kv_tokens += kv_tokens
+        self.most_tokens += sequence.prompt_tokens + sequence.limit_tokens
         self.adapters[sequence.adapter] = self.adapters.get(sequence.adapter, 0) + 1
         heappush(self._ends, (sequence.finish_at, sequence.number, sequence))
         if len(self._order) > 2 * self.size + 64:
@@ -86,6 +107,7 @@ class DecodingSet:
         sequence.finish_at = NOT_DECODING
         self.size -= 1
         self.kv_tokens -= sequence.kv_offset + self.iterations
+        self.most_tokens -= sequence.prompt_tokens + sequence.limit_tokens
         users = self.adapters[sequence.adapter] - 1
         if users:
             self.adapters[sequence.adapter] = users

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sim.costs import FS_PER_NS, IterationCosts
-from sim.engine import Chore, Pass
+from sim.engine import Chore, EngineRules, Pass
 from sim.sequences import Sequence
 
 
 class StepwiseEngine:
     """One replica's batch, token by token; driven like `engine.Engine`."""
 
-    def __init__(self, costs: IterationCosts, max_num_seqs: int, kv_tokens: int) -> None:
+    def __init__(self, costs: IterationCosts, rules: EngineRules) -> None:
         self._costs = costs
-        self._max_num_seqs = max_num_seqs
-        self._kv_budget = kv_tokens
+        self._rules = rules
         self._sampled: dict[Sequence, int] = {}
         self._waiting: list[Sequence] = []
         self._joining: list[Sequence] = []
@@ -27,6 +26,7 @@ class StepwiseEngine:
         self._aborting: list[Sequence] = []
         self._chores: list[Chore] = []
         self._pass = Pass.IDLE
+        self._owes_iteration = False
         self._end_fs = 0
         self.num_preemptions = 0
 
@@ -73,7 +73,10 @@ class StepwiseEngine:
     def _begin_pass(self, start_fs: int) -> None:
         self._decoding = [s for s in self._decoding if s not in self._aborting]
         self._aborting = []
-        if self._chores:
+        if self._owes_iteration and self._decoding:
+            self._preempt()
+            self._pass, duration_fs = Pass.DECODE, self._decode_fs()
+        elif self._chores:
             self._pass, duration_fs = Pass.CHORE, self._chores[0].duration_fs
         elif self._let_in():
             self._pass, duration_fs = Pass.PREFILL, self._prefill_fs()
@@ -82,6 +85,8 @@ class StepwiseEngine:
             self._pass, duration_fs = Pass.DECODE, self._decode_fs()
         else:
             self._pass, duration_fs = Pass.IDLE, 0
+        if self._pass is not Pass.CHORE:
+            self._owes_iteration = self._pass is Pass.PREFILL
         self._end_fs = start_fs + duration_fs
 
     def _end_pass(self, ended: list[Sequence | Chore]) -> None:
@@ -98,22 +103,38 @@ class StepwiseEngine:
         ended += finished
 
     def _let_in(self) -> bool:
-        while self._waiting and len(self._decoding) + len(self._joining) < self._max_num_seqs:
-            head = self._waiting[0]
-            held = self._kv_tokens() + sum(s.prompt_tokens + self._sampled[s] for s in (*self._joining, head))
-            if held + len(self._decoding) + len(self._joining) + 1 > self._kv_budget:
-                break
+        while self._waiting and self._may_join(self._waiting[0]):
             self._joining.append(self._waiting.pop(0))
         return bool(self._joining)
 
+    def _may_join(self, head: Sequence) -> bool:
+        rules, together = self._rules, [*self._joining, head]
+        if len(self._decoding) + len(together) > rules.max_num_seqs:
+            return False
+        num_tokens = sum(self._context(s) for s in together)
+        if self._joining and rules.max_prefill_tokens is not None and num_tokens > rules.max_prefill_tokens:
+            return False
+        if rules.kv_rule == "reserve":
+            needed = sum(s.prompt_tokens + s.limit_tokens for s in (*self._decoding, *together))
+        else:
+            needed = self._kv_tokens() + num_tokens + len(self._decoding) + len(together)
+        return needed <= rules.kv_tokens
+
     def _preempt(self) -> None:
-        while self._kv_tokens() + len(self._decoding) > self._kv_budget:
+        while self._kv_tokens() + len(self._decoding) > self._rules.kv_tokens:
             self._waiting.insert(0, self._decoding.pop())
             self.num_preemptions += 1
 
+    def _context(self, sequence: Sequence) -> int:
+        return sequence.prompt_tokens + self._sampled[sequence]
+
     def _prefill_fs(self) -> int:
-        num_tokens = sum(s.prompt_tokens + self._sampled[s] for s in self._joining)
-        return self._costs.prefill_pass_fs(num_tokens, len({s.adapter for s in self._joining}))
+        contexts: dict[object, int] = {}
+        for s in self._joining:
+            is_shared = self._rules.shares_prompts and s.shared_prompt is not None and not self._sampled[s]
+            contexts[(s.adapter, s.shared_prompt) if is_shared else s] = self._context(s)
+        num_adapters = len({s.adapter for s in self._joining})
+        return self._costs.prefill_pass_fs(sum(contexts.values()), num_adapters)
 
     def _decode_fs(self) -> int:
         adapters = {s.adapter for s in self._decoding}

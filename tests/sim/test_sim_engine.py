@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from marlaas.errors import InputError
 from sim.costs import IterationCosts, iterations_until, run_fs
-from sim.engine import Chore, Engine
+from sim.engine import Chore, Engine, EngineRules
 from sim.sequences import Sequence
 from sim.stepwise import StepwiseEngine
 
@@ -27,8 +27,13 @@ Ended = list[tuple[int, str]]
 def sequences(
     command: int, lengths: list[tuple[int, int]], adapter: str = "a-v0", first: int = 0
 ) -> list[Sequence]:
-    """Sequences of one command from (prompt, output) lengths."""
-    return [Sequence(command, first + i, adapter, p, o) for i, (p, o) in enumerate(lengths)]
+    """Sequences of one command from (prompt, output) lengths; those with equal prompts share them."""
+    return [Sequence(command, first + i, adapter, p, o, o, p) for i, (p, o) in enumerate(lengths)]
+
+
+def rules(max_num_seqs: int, kv_tokens: int) -> EngineRules:
+    """Rules with preemption, unbounded prefills and nothing shared."""
+    return EngineRules(max_num_seqs=max_num_seqs, kv_tokens=kv_tokens)
 
 
 def drive(engine: AnyEngine, orders: list[Order]) -> Ended:
@@ -70,7 +75,7 @@ def test_one_sequence_costs_a_prefill_and_an_iteration_per_further_token() -> No
         prefill_fs=50 * US,
         per_prefill_token_fs=3 * US,
     )
-    ended = drive(Engine(costs, 8, 1000), [(7, submit(*sequences(1, [(20, 4)])))])
+    ended = drive(Engine(costs, rules(8, 1000)), [(7, submit(*sequences(1, [(20, 4)])))])
     prefill_us = 50 + 3 * 20 + 7
     decode_us = 3 * (100 + 10 + 7) + 20 + 21 + 22
     assert ended == [(7 + (prefill_us + decode_us) * 1000, "1.0")]
@@ -87,13 +92,13 @@ def test_the_knee_and_each_distinct_adapter_are_paid_for() -> None:
         per_adapter_fs=3 * US,
     )
     batch = sequences(1, [(5, 3), (5, 3)], "a-v0") + sequences(2, [(5, 3)], "b-v0")
-    ended = drive(Engine(costs, 8, 1000), [(0, submit(*batch))])
+    ended = drive(Engine(costs, rules(8, 1000)), [(0, submit(*batch))])
     assert {at for at, _ in ended} == {(4 + 6 + 2 * (100 + 30 + 7 + 4 + 6)) * 1000}
 
 
 def test_no_more_than_max_num_seqs_run_and_the_rest_come_in_order() -> None:
     """Five equal sequences through two seats take three rounds, first come first served."""
-    ended = drive(Engine(PLAIN, 2, 1000), [(0, submit(*sequences(1, [(1, 2)] * 5)))])
+    ended = drive(Engine(PLAIN, rules(2, 1000)), [(0, submit(*sequences(1, [(1, 2)] * 5)))])
     assert [name for _, name in ended] == ["1.0", "1.1", "1.2", "1.3", "1.4"]
     assert [at for at, _ in ended] == [100_000, 100_000, 200_000, 200_000, 300_000]
 
@@ -103,7 +108,7 @@ def test_an_arrival_joins_at_the_end_of_the_iteration_it_lands_in() -> None:
     costs = IterationCosts(iteration_fs=100 * US, prefill_fs=30 * US)
     orders = [(0, submit(*sequences(1, [(1, 5)]))), (180_000, submit(*sequences(2, [(1, 2)])))]
     # 30 prefill; iterations end at 130, 230 | prefill to 260 | 360 (both sample), 460.
-    assert drive(Engine(costs, 8, 1000), orders) == [(360_000, "2.0"), (460_000, "1.0")]
+    assert drive(Engine(costs, rules(8, 1000)), orders) == [(360_000, "2.0"), (460_000, "1.0")]
 
 
 def test_a_chore_stops_the_batch_at_the_next_boundary_for_its_time() -> None:
@@ -112,7 +117,7 @@ def test_a_chore_stops_the_batch_at_the_next_boundary_for_its_time() -> None:
         (0, submit(*sequences(1, [(1, 4)]))),
         (150_000, lambda engine, at_ns: engine.run_chore(at_ns, quiet(45_000))),
     ]
-    assert drive(Engine(PLAIN, 8, 1000), orders) == [(245_000, "chore"), (345_000, "1.0")]
+    assert drive(Engine(PLAIN, rules(8, 1000)), orders) == [(245_000, "chore"), (345_000, "1.0")]
 
 
 def test_an_abort_frees_the_seat_at_the_next_boundary() -> None:
@@ -122,12 +127,12 @@ def test_an_abort_frees_the_seat_at_the_next_boundary() -> None:
         (0, submit(*sequences(2, [(1, 3)]))),
         (250_000, lambda engine, at_ns: engine.abort(at_ns, 1, frozenset({0, 1}), quiet(0))),
     ]
-    assert drive(Engine(PLAIN, 1, 1000), orders) == [(300_000, "chore"), (500_000, "2.0")]
+    assert drive(Engine(PLAIN, rules(1, 1000)), orders) == [(300_000, "chore"), (500_000, "2.0")]
 
 
 def test_under_kv_pressure_the_youngest_is_preempted_and_the_oldest_never() -> None:
     """Two sequences that fit only one at full length: the older ends as if alone, both end complete."""
-    engine = Engine(PLAIN, 8, 24)
+    engine = Engine(PLAIN, rules(8, 24))
     ended = drive(engine, [(0, submit(*sequences(1, [(8, 15), (8, 15)])))])
     assert ended == [(1_400_000, "1.0"), (2_300_000, "1.1")]
     assert engine.counters.num_preemptions == 1
@@ -135,10 +140,36 @@ def test_under_kv_pressure_the_youngest_is_preempted_and_the_oldest_never() -> N
     assert engine.counters.sequences_sum == 14 + 4 + 9
 
 
+def test_a_pool_that_reserves_lets_in_fewer_and_preempts_none() -> None:
+    """The same two sequences, one after the other: at most one could grow to its limit."""
+    engine = Engine(PLAIN, EngineRules(max_num_seqs=8, kv_tokens=24, kv_rule="reserve"))
+    ended = drive(engine, [(0, submit(*sequences(1, [(8, 15), (8, 15)])))])
+    assert ended == [(1_400_000, "1.0"), (2_800_000, "1.1")]
+    assert engine.counters.num_preemptions == 0
+
+
+def test_a_bounded_prefill_lets_the_running_ones_decode_in_between() -> None:
+    """Three prompts of 10 through passes of 20 tokens: two passes with one iteration between them."""
+    costs = IterationCosts(iteration_fs=100 * US, per_prefill_token_fs=US)
+    engine = Engine(costs, EngineRules(max_num_seqs=8, kv_tokens=99, max_prefill_tokens=20))
+    ended = drive(engine, [(0, submit(*sequences(1, [(10, 3)] * 3)))])
+    # 20 prefill | 120 iteration | 130 prefill | 230 the first two end | 330
+    assert ended == [(230_000, "1.0"), (230_000, "1.1"), (330_000, "1.2")]
+
+
+def test_a_prompt_that_several_share_is_read_once_in_a_pass() -> None:
+    """Four samples of one prompt and one other, if shared: two contexts are read, not five."""
+    costs = IterationCosts(iteration_fs=100 * US, per_prefill_token_fs=US)
+    batch = [(10, 1)] * 4 + [(12, 1)]
+    for shares_prompts, num_read in ((False, 52), (True, 22)):
+        engine = Engine(costs, EngineRules(max_num_seqs=8, kv_tokens=99, shares_prompts=shares_prompts))
+        assert {at for at, _ in drive(engine, [(0, submit(*sequences(1, batch)))])} == {num_read * 1000}
+
+
 def test_a_sequence_that_can_never_fit_is_refused() -> None:
     """Nothing waits for ever: the message names the key to raise."""
     with pytest.raises(InputError, match="kv_tokens"):
-        Engine(PLAIN, 8, 24).submit(0, sequences(1, [(20, 5)]))
+        Engine(PLAIN, rules(8, 24)).submit(0, sequences(1, [(20, 5)]))
 
 
 def test_costs_that_would_stop_the_clock_are_refused() -> None:
@@ -161,6 +192,14 @@ costs_strategy = st.builds(
     per_adapter_fs=femtoseconds,
     prefill_fs=femtoseconds,
     per_prefill_token_fs=st.integers(0, 10**8),
+)
+rules_strategy = st.builds(
+    EngineRules,
+    max_num_seqs=st.integers(1, 8),
+    kv_tokens=st.integers(50, 200),
+    kv_rule=st.sampled_from(["reserve", "preempt"]),
+    max_prefill_tokens=st.none() | st.integers(1, 60),
+    shares_prompts=st.booleans(),
 )
 length = st.tuples(st.integers(1, 20), st.integers(1, 30))
 submission = st.tuples(st.just("submit"), st.lists(length, min_size=1, max_size=6), st.sampled_from("abc"))
@@ -190,24 +229,24 @@ def orders_of(script: list[tuple[int, object]]) -> list[Order]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(costs_strategy, st.integers(1, 8), st.integers(50, 200), script_strategy)
+@given(costs_strategy, rules_strategy, script_strategy)
 def test_the_closed_form_equals_stepping_token_by_token(
-    costs: IterationCosts, max_num_seqs: int, kv_tokens: int, script: list[tuple[int, object]]
+    costs: IterationCosts, rules: EngineRules, script: list[tuple[int, object]]
 ) -> None:
     """Same ends at the same nanosecond in the same order, preemptions, aborts and chores included."""
-    engine = Engine(costs, max_num_seqs, kv_tokens)
-    stepwise = StepwiseEngine(costs, max_num_seqs, kv_tokens)
+    engine = Engine(costs, rules)
+    stepwise = StepwiseEngine(costs, rules)
     assert drive(engine, orders_of(script)) == drive(stepwise, orders_of(script))
     assert engine.counters.num_preemptions == stepwise.num_preemptions
 
 
 @settings(max_examples=50, deadline=None)
-@given(costs_strategy, st.integers(1, 8), st.lists(length, min_size=1, max_size=20))
+@given(costs_strategy, rules_strategy, st.lists(length, min_size=1, max_size=20))
 def test_every_sequence_ends_once_and_every_token_is_sampled_once(
-    costs: IterationCosts, max_num_seqs: int, lengths: list[tuple[int, int]]
+    costs: IterationCosts, rules: EngineRules, lengths: list[tuple[int, int]]
 ) -> None:
     """Work is conserved: one end each, and one token per prefill or iteration that a sequence was in."""
-    engine = Engine(costs, max_num_seqs, 60)
+    engine = Engine(costs, rules)
     ended = drive(engine, [(0, submit(*sequences(1, lengths)))])
     assert sorted(name for _, name in ended) == sorted(f"1.{i}" for i in range(len(lengths)))
     num_joins = len(lengths) + engine.counters.num_preemptions
@@ -228,8 +267,8 @@ def test_doubling_every_cost_doubles_the_makespan(
     """Exactly: time is counted in whole femtoseconds (here made whole nanoseconds)."""
     in_ns = scaled(costs, 10**6)
     doubled = scaled(in_ns, 2)
-    once = drive(Engine(in_ns, 4, 60), [(0, submit(*sequences(1, lengths)))])
-    twice = drive(Engine(doubled, 4, 60), [(0, submit(*sequences(1, lengths)))])
+    once = drive(Engine(in_ns, rules(4, 60)), [(0, submit(*sequences(1, lengths)))])
+    twice = drive(Engine(doubled, rules(4, 60)), [(0, submit(*sequences(1, lengths)))])
     assert twice == [(2 * at, name) for at, name in once]
 
 
@@ -250,6 +289,6 @@ def test_each_cost_moves_some_end_alike_in_both_engines(name: str) -> None:
     changed = replace(base, **{name: 2 if name == "knee_sequences" else 3 * US + 7})
 
     def ends(kind: type[Engine] | type[StepwiseEngine], costs: IterationCosts) -> Ended:
-        return drive(kind(costs, 8, 99), [(0, submit(*sequences(1, [(4, 6), (4, 3), (2, 9)])))])
+        return drive(kind(costs, rules(8, 99)), [(0, submit(*sequences(1, [(4, 6), (4, 3), (2, 9)])))])
 
     assert ends(Engine, changed) == ends(StepwiseEngine, changed) != ends(Engine, base)
