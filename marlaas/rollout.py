@@ -179,7 +179,12 @@ def turn_generated(core: Core, event: TurnGenerated) -> None:
     _unpin(core, event.command, flight, event.trajectory)
     task = core.state.tasks[flight.task]
     trajectory = flight.batch.trajectories[event.trajectory]
-    if trajectory.state != "generating" or trajectory.command != event.command:
+    if trajectory.command != event.command:
+        return
+    if trajectory.state == "aborting":  # the turn came before its abort: the replica has let go of it
+        _retry_turn(core, task, flight.batch, trajectory, "turn_deadline")
+        return
+    if trajectory.state != "generating":
         return
     if event.version != flight.batch.version or event.task != flight.task:
         made = f"{event.task}-v{event.version}"
