@@ -1,0 +1,4 @@
+"""The one record of a run: schema, writer, reader, replay, metrics, exports.
+
+Knows `marlaas` and neither world. Read `schema.py`, `writer.py`, `reader.py`, then `metrics/`.
+"""

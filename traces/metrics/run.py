@@ -1,0 +1,124 @@
+"""One pass over a trace into everything the metrics are made of: the books of a run.
+
+    records ──► Joiner ──► Run: task ledgers, device covers, token flows, KV level, counters
+
+Computes no metric: their formulas are in `definitions.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from marlaas.commands import CloseTask, CreateAdapter, DropTrajectories, Generate, LoadAdapter, Publish, Train
+from marlaas.events import TaskSubmitted
+from marlaas.spec import Experiment
+from traces.metrics.occupancy import Cover, Flow, Level
+from traces.metrics.spans import Joiner, Mark, Span
+from traces.metrics.steps import TaskLedger
+from traces.reader import Trace, TraceReader
+from traces.schema import Header, Record
+
+Source = str | Path | Trace
+
+
+def open_source(source: Source) -> tuple[Header, Iterable[Record]]:
+    """The header and records of a trace in memory, a trace file or a run folder."""
+    if isinstance(source, Trace):
+        return source.header, source.records
+    reader = TraceReader(source)
+    return reader.header, reader
+
+
+class Run:
+    """The books of one run. The window of all rates is [`begin`, `end`], in ns.
+
+    It begins at the first submission; it ends when the last submitted task is closed, or, where a trace
+    stops earlier, with its last event. `also` is shown every span, as it ends.
+    """
+
+    def __init__(self, source: Source, also: Callable[[Span], None] | None = None) -> None:
+        header, records = open_source(source)
+        self.header = header
+        self.experiment: Experiment = header.experiment
+        self.tasks: dict[str, TaskLedger] = {}
+        self.outcomes: dict[str, str] = {}
+        self.begin = self.end = 0
+        self.rollout_covers = {name: Cover() for name in self.experiment.replica_names}
+        self.lane_covers = {name: Cover() for name in self.experiment.lane_names}
+        self.flows: dict[str, Flow] = {}
+        self.kv = {name: Level() for name in self.experiment.replica_names}
+        self.turns = Level()
+        self.num_tokens = 0
+        self.load_times_ns: list[int] = []
+        self.updates: list[tuple[int, int]] = []  # (tokens, ns) of each finished Train
+        self._specs = {spec.name: spec for spec in self.experiment.tasks}
+        self._last = 0
+        self._also = also
+        Joiner(self._add, self._mark).feed(self._watched(records))
+        self._finish()
+
+    def _watched(self, records: Iterable[Record]) -> Iterable[Record]:
+        for record in records:
+            self._last = record[0].at
+            yield record
+
+    def _add(self, span: Span) -> None:
+        command = span.command
+        if isinstance(command, Generate):
+            self._add_turn(span, command)
+        elif isinstance(command, LoadAdapter):
+            if span.ending == "ok":
+                self.load_times_ns.append(span.end - span.start)
+        elif isinstance(command, CreateAdapter | Train | Publish):
+            self.lane_covers[command.lane].add(span.start, span.end)
+            if isinstance(command, Train) and span.ending == "ok":
+                self.updates.append((span.answer.stats.num_tokens, span.end - span.start))
+        task = getattr(command, "task", None)
+        if task is not None:
+            self.tasks[task].add(span)
+        if self._also is not None:
+            self._also(span)
+
+    def _add_turn(self, span: Span, command: Generate) -> None:
+        start, end = span.start, span.end
+        self.rollout_covers[command.replica].add(start, end)
+        self.turns.add(start, end)
+        if span.ending == "ok":
+            turn = span.answer
+            self.num_tokens += turn.output_tokens
+            self.flows[command.replica].add(start, end, turn.output_tokens)
+            self.kv[command.replica].add(start, end, turn.prompt_tokens + turn.output_tokens)
+
+    def _mark(self, at: int, fact: Mark) -> None:
+        if isinstance(fact, TaskSubmitted):
+            if not self.tasks:
+                self.begin = at
+                self.flows = {name: Flow(at) for name in self.experiment.replica_names}
+            if fact.task not in self.tasks:
+                self.tasks[fact.task] = TaskLedger(self._specs[fact.task], at)
+        elif isinstance(fact, DropTrajectories):
+            self.tasks[fact.task].drop(at, fact)
+        elif isinstance(fact, CloseTask):
+            self.outcomes[fact.task] = fact.outcome
+            if fact.task in self.tasks:
+                self.tasks[fact.task].close(at)
+
+    def _finish(self) -> None:
+        still_open = [task for task in self.tasks.values() if task.closed is None]
+        for task in still_open:
+            task.close(self._last)
+        self.end = max((task.closed or 0 for task in self.tasks.values()), default=self.begin)
+
+    @property
+    def length_ns(self) -> int:
+        """The makespan."""
+        return self.end - self.begin
+
+    def waits(self) -> Level:
+        """Batches in the buffer over time."""
+        level = Level()
+        for task in self.tasks.values():
+            for since, until in task.waits:
+                level.add(since, until)
+        return level

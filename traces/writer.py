@@ -1,0 +1,126 @@
+"""Appends a run to its trace, one sealed record per event.
+
+Owns when bytes reach the operating system: at once for a real run, whose trace is its write-ahead log;
+in large blocks for a simulation. Knows nothing of what the records mean.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+import zstandard
+
+from marlaas.commands import Command
+from marlaas.errors import InputError, TraceError
+from marlaas.events import EnvironmentStepped, Event, TrainingFinished
+from traces.reader import cut_torn_tail, read_header
+from traces.schema import Header, encode_header, encode_record, seal
+
+BLOCK_BYTES = 1 << 20
+_WITH_FLOATS = (EnvironmentStepped, TrainingFinished)
+
+
+class TraceWriter:
+    """The recorder of one run, a context manager. A path ending in `.zst` is compressed.
+
+    An executor's records reach the operating system before `write` returns (one `os.write` each, so they
+    survive the death of the process); a simulation's are written in blocks of `BLOCK_BYTES`. `close`
+    forces a real run's trace to the disk. With `resume` the trace at `path` must have the same header;
+    its torn tail is cut and the run goes on from there.
+    """
+
+    def __init__(self, path: str | Path, header: Header, *, resume: bool = False) -> None:
+        self.path = Path(path)
+        self._is_durable = header.world == "executor"
+        self._threshold = 0 if self._is_durable else BLOCK_BYTES
+        self._compressor = zstandard.ZstdCompressor().compressobj() if self.path.suffix == ".zst" else None
+        self._buffer = bytearray()
+        self._crc = self._check_resumable(header) if resume else 0
+        self._file = self._open(os.O_APPEND if resume else os.O_CREAT | os.O_EXCL)
+        if not resume:
+            self._append(encode_header(header))
+
+    def write(self, event: Event, commands: tuple[Command, ...]) -> None:
+        """Append one event and the commands it led to.
+
+        Raises `TraceError`, having written nothing, for a number that JSON cannot hold (not finite).
+        """
+        if isinstance(event, _WITH_FLOATS):
+            _check_finite(event)
+        self._append(encode_record(event, commands))
+
+    def close(self) -> None:
+        """Write out what is held back and close the file; does nothing the second time."""
+        if self._file < 0:
+            return
+        try:
+            self._flush()
+            if self._compressor is not None:
+                self._write_out(self._compressor.flush())
+            if self._is_durable:
+                os.fsync(self._file)
+        finally:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, lines: bytes) -> None:
+        sealed, self._crc = seal(lines, self._crc)
+        self._buffer += sealed
+        if len(self._buffer) > self._threshold:
+            self._flush()
+
+    def _flush(self) -> None:
+        data = bytes(self._buffer)
+        self._buffer.clear()
+        if self._compressor is not None:
+            data = self._compressor.compress(data)
+            if self._is_durable:
+                data += self._compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+        self._write_out(data)
+
+    def _write_out(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._file, view) :]
+
+    def _open(self, flags: int) -> int:
+        try:
+            return os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
+        except FileExistsError:
+            wanted = "name a folder without a trace, or resume"
+            raise InputError(str(self.path), "there is a trace already", wanted) from None
+
+    def _check_resumable(self, header: Header) -> int:
+        found = read_header(self.path).experiment_hash
+        if found != header.experiment_hash:
+            wanted = "resume with the experiment that the run began with"
+            raise InputError(str(self.path), "the trace is of another experiment", wanted)
+        return cut_torn_tail(self.path).crc
+
+
+def _check_finite(event: EnvironmentStepped | TrainingFinished) -> None:
+    """JSON has no NaN: written as null it would read back as a value that was not known."""
+    if isinstance(event, EnvironmentStepped):
+        if event.reward is None or math.isfinite(event.reward):
+            return
+        field, value = "reward", event.reward
+    else:
+        stats = msgspec.structs.asdict(event.stats)
+        wrong = [(k, v) for k, v in stats.items() if isinstance(v, float) and not math.isfinite(v)]
+        if not wrong:
+            return
+        field, value = wrong[0]
+    name = type(event).__name__
+    raise TraceError(f"{name}.{field} is {value}; wanted a finite number, or CommandFailed in its place")
