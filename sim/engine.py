@@ -30,7 +30,7 @@ import msgspec
 
 from marlaas.errors import InputError
 from sim.costs import FS_PER_NS, IterationCosts, iterations_until, run_fs
-from sim.sequences import DecodingSet, Sequence
+from sim.sequences import Adapter, DecodingSet, Sequence
 
 
 class Pass(Enum):
@@ -66,31 +66,18 @@ class Chore:
         self.done = done
 
 
-class Counters:
+class Counters(msgspec.Struct, kw_only=True):
     """Totals since the engine began, in the terms of the `EngineMeasured` event."""
 
-    __slots__ = (
-        "adapters_sum",
-        "busy_fs",
-        "kv_tokens_sum",
-        "num_iterations",
-        "num_preemptions",
-        "num_prefills",
-        "prefill_fs",
-        "prefill_tokens",
-        "sequences_sum",
-    )
-
-    def __init__(self) -> None:
-        self.num_iterations = 0
-        self.busy_fs = 0
-        self.sequences_sum = 0
-        self.kv_tokens_sum = 0
-        self.adapters_sum = 0
-        self.num_prefills = 0
-        self.prefill_tokens = 0
-        self.prefill_fs = 0
-        self.num_preemptions = 0
+    num_iterations: int = 0
+    busy_fs: int = 0
+    sequences_sum: int = 0
+    kv_tokens_sum: int = 0
+    adapters_sum: int = 0
+    num_prefills: int = 0
+    prefill_tokens: int = 0
+    prefill_fs: int = 0
+    num_preemptions: int = 0
 
 
 class Engine:
@@ -121,6 +108,12 @@ class Engine:
     def wake_ns(self) -> int | None:
         """When the current pass ends, in whole nanoseconds rounded up; None when there is nothing to do."""
         return None if self._pass is Pass.IDLE else -(-self._end_fs // FS_PER_NS)
+
+    def is_using(self, adapter: Adapter) -> bool:
+        """Whether any sequence here, waiting or running, uses this adapter."""
+        if adapter in self._decoding.adapters:
+            return True
+        return any(sequence.adapter == adapter for sequence in (*self._joining, *self._waiting))
 
     def submit(self, now_ns: int, sequences: Iterable[Sequence]) -> None:
         """Queue sequences; one that could never fit the KV pool is an `InputError`."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from heapq import heappop, heappush
 
+Adapter = tuple[str, int]  # (task, version)
+
 NOT_DECODING = -1
 
 
@@ -41,7 +43,7 @@ class Sequence:
         self,
         command: int,
         trajectory: int,
-        adapter: Hashable,
+        adapter: Adapter,
         prompt_tokens: int,
         output_tokens: int,
         limit_tokens: int,
@@ -82,7 +84,7 @@ class DecodingSet:
         self.kv_tokens = 0
         self.most_tokens = 0
         self.iterations = 0
-        self.adapters: dict[Hashable, int] = {}
+        self.adapters: dict[Adapter, int] = {}
         self._ends: list[tuple[int, int, Sequence]] = []  # entries of sequences that left early stay, dead
         self._order: list[Sequence] = []  # by arrival; those that left stay until they reach the end
 

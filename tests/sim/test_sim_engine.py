@@ -25,10 +25,10 @@ Ended = list[tuple[int, str]]
 
 
 def sequences(
-    command: int, lengths: list[tuple[int, int]], adapter: str = "a-v0", first: int = 0
+    command: int, lengths: list[tuple[int, int]], adapter: str = "a", first: int = 0
 ) -> list[Sequence]:
     """Sequences of one command from (prompt, output) lengths; those with equal prompts share them."""
-    return [Sequence(command, first + i, adapter, p, o, o, p) for i, (p, o) in enumerate(lengths)]
+    return [Sequence(command, first + i, (adapter, 0), p, o, o, p) for i, (p, o) in enumerate(lengths)]
 
 
 def rules(max_num_seqs: int, kv_tokens: int) -> EngineRules:
@@ -91,7 +91,7 @@ def test_the_knee_and_each_distinct_adapter_are_paid_for() -> None:
         adapters_fs=4 * US,
         per_adapter_fs=3 * US,
     )
-    batch = sequences(1, [(5, 3), (5, 3)], "a-v0") + sequences(2, [(5, 3)], "b-v0")
+    batch = sequences(1, [(5, 3), (5, 3)], "a") + sequences(2, [(5, 3)], "b")
     ended = drive(Engine(costs, rules(8, 1000)), [(0, submit(*batch))])
     assert {at for at, _ in ended} == {(4 + 6 + 2 * (100 + 30 + 7 + 4 + 6)) * 1000}
 

@@ -1,0 +1,266 @@
+"""The simulated world: commands in, events out, on SimPy's clock in whole nanoseconds.
+
+    start(command) ──► replica: engine in closed form ──► one wake-up per change of its batch
+                   ──► lane: one job after another     ──► one timeout per job
+                   ──► environment, timer, operation   ──► one timeout each
+
+Owns what is in flight and what dies with a worker; how long anything takes comes from the profile, what
+trajectories do from the plans. Decides nothing. Callbacks on bare timeouts, no processes: a process would
+cost several times as much per event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import simpy
+
+from marlaas.commands import (
+    AbortTurns,
+    Alarm,
+    CloseTask,
+    Command,
+    CreateAdapter,
+    DropTrajectories,
+    Generate,
+    LoadAdapter,
+    OpenService,
+    Publish,
+    SetTimer,
+    StartWorker,
+    StepEnvironment,
+    Train,
+    UnloadAdapter,
+)
+from marlaas.events import (
+    AdapterCreated,
+    AdapterPublished,
+    CancelRequested,
+    EnvironmentStepped,
+    Event,
+    PauseRequested,
+    ResumeRequested,
+    TaskSubmitted,
+    TimerFired,
+    TrainingFinished,
+    TrainingStats,
+    WorkerLost,
+    WorkerUp,
+)
+from marlaas.runtime import Emit
+from marlaas.spec import Cancel, Experiment, Kill, Operation, Pause, Resume
+from sim.engine import Engine
+from sim.profile import (
+    Profile,
+    Quantity,
+    ReplicaProfile,
+    engine_rules,
+    iteration_costs,
+    training_seconds,
+)
+from sim.replica import Replica, ReplicaTimes, fingerprint
+from sim.timeline import Timeline, to_ns
+from sim.workload import Plans
+
+
+class Lane:
+    """One incarnation of a lane: one job at a time, in the order given."""
+
+    __slots__ = ("free_at_ns", "is_alive")
+
+    def __init__(self) -> None:
+        self.is_alive = True
+        self.free_at_ns = 0
+
+
+class SimBackend:
+    """A `Backend` in simulated time; `num_open_tasks` falls to 0 when the last task is closed.
+
+    With `measure_every_s` replicas report their counters, as real ones do, after so much busy time.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        profile: Profile,
+        env: simpy.Environment,
+        *,
+        measure_every_s: float | None = None,
+    ) -> None:
+        self.num_open_tasks = len(experiment.tasks)
+        self._experiment = experiment
+        self._profile = profile
+        self._timeline = Timeline(env)
+        self._plans = Plans(experiment, profile)
+        self._workers: dict[str, Replica | Lane] = {}
+        self._engine = (iteration_costs(profile.replica), engine_rules(profile.engine, experiment))
+        self._replica_times = _replica_times(profile.replica, measure_every_s)
+        self._emit: Emit = _nobody
+        self._starts: dict[type[Command], Callable[[Any], None]] = {
+            StartWorker: self._start_worker,
+            OpenService: self._open_service,
+            CreateAdapter: self._create_adapter,
+            LoadAdapter: lambda command: self._replica(command.replica).load(command),
+            UnloadAdapter: lambda command: self._replica(command.replica).unload(command),
+            Generate: lambda command: self._replica(command.replica).generate(command),
+            AbortTurns: lambda command: self._replica(command.replica).abort(command),
+            StepEnvironment: self._step_environment,
+            Train: self._train,
+            Publish: self._publish,
+            SetTimer: self._set_timer,
+            CloseTask: self._close_task,
+            DropTrajectories: _nothing,  # what they would still do is answered and ignored
+            Alarm: _nothing,
+        }
+
+    def start(self, command: Command, emit: Emit) -> None:
+        """Begin the work of a command; its answer is emitted when simulated time has come to it."""
+        self._emit = emit
+        self._starts[type(command)](command)
+
+    # --- workers -----------------------------------------------------------------------------------
+
+    def _start_worker(self, command: StartWorker) -> None:
+        name = command.worker
+        self._stop(name)
+        worker = self._new_lane() if name in self._experiment.lane_names else self._new_replica(name)
+        self._workers[name] = worker
+        costs = self._profile.lane if isinstance(worker, Lane) else self._profile.replica
+
+        def come_up() -> None:
+            if worker.is_alive:
+                self._emit(WorkerUp(at=self._timeline.now_ns, command=command.id, worker=name))
+
+        self._timeline.after(_ns(costs.start_s), come_up)
+
+    def _new_lane(self) -> Lane:
+        return Lane()
+
+    def _new_replica(self, name: str) -> Replica:
+        engine = Engine(*self._engine)
+        num_slots = self._experiment.cluster.replicas.slots
+        return Replica(name, engine, self._replica_times, num_slots, self._plans, self._timeline, self._tell)
+
+    def _tell(self, event: Event) -> None:
+        self._emit(event)
+
+    def _stop(self, name: str) -> bool:
+        """End a worker, if it lives; nothing it was doing will be answered."""
+        worker = self._workers.pop(name, None)
+        if worker is None:
+            return False
+        worker.is_alive = False
+        return True
+
+    def _replica(self, name: str) -> Replica:
+        worker = self._workers[name]
+        assert isinstance(worker, Replica), "a replica's order goes to a replica"
+        return worker
+
+    # --- lanes -------------------------------------------------------------------------------------
+
+    def _run_job(self, lane_name: str, duration_ns: int, answer: Callable[..., Event]) -> None:
+        """Queue a job on a lane; its answer, given its time, is emitted at its end."""
+        lane = self._workers[lane_name]
+        assert isinstance(lane, Lane), "a lane's order goes to a lane"
+        now_ns = self._timeline.now_ns
+        lane.free_at_ns = max(now_ns, lane.free_at_ns) + duration_ns
+
+        def finish() -> None:
+            if lane.is_alive:
+                self._emit(answer(at=self._timeline.now_ns))
+
+        self._timeline.after(lane.free_at_ns - now_ns, finish)
+
+    def _create_adapter(self, command: CreateAdapter) -> None:
+        answer = partial(AdapterCreated, command=command.id, fingerprint=fingerprint((command.task, 0)))
+        self._run_job(command.lane, _ns(self._profile.lane.create_adapter_s), answer)
+
+    def _train(self, command: Train) -> None:
+        lengths = self._plans.of(command.task, command.step).lengths
+        trained = [lengths[i] for i in command.trajectories]
+        stats = TrainingStats(num_tokens=sum(trained))
+        duration_ns = to_ns(training_seconds(self._profile.lane, trained))
+        self._run_job(command.lane, duration_ns, partial(TrainingFinished, command=command.id, stats=stats))
+
+    def _publish(self, command: Publish) -> None:
+        version = (command.task, command.version)
+        answer = partial(AdapterPublished, command=command.id, fingerprint=fingerprint(version))
+        self._run_job(command.lane, _ns(self._profile.lane.publish_s), answer)
+
+    # --- environments, timers, tasks ----------------------------------------------------------------
+
+    def _step_environment(self, command: StepEnvironment) -> None:
+        plan = self._plans.of(command.task, command.step)
+        turn, i = command.turn, command.trajectory
+
+        def answer() -> None:
+            is_done = turn + 1 >= plan.turns[i]
+            event = EnvironmentStepped(
+                at=self._timeline.now_ns,
+                command=command.id,
+                done=is_done,
+                observation_tokens=0 if is_done else plan.observations[turn][i],
+            )
+            self._emit(event)
+
+        self._timeline.after(plan.environment_ns[turn][i], answer)
+
+    def _set_timer(self, command: SetTimer) -> None:
+        def ring() -> None:
+            self._emit(TimerFired(at=self._timeline.now_ns, command=command.id))
+
+        self._timeline.after(max(0, command.at - self._timeline.now_ns), ring)
+
+    def _close_task(self, command: CloseTask) -> None:
+        self.num_open_tasks -= 1
+        self._plans.forget(command.task)
+
+    # --- what happens to the run ----------------------------------------------------------------------
+
+    def _open_service(self, _: OpenService) -> None:
+        """Submit every task and carry out every operation, counted from now."""
+        for task in self._experiment.tasks:
+            self._happen(task.submit_at_s, partial(TaskSubmitted, task=task.name))
+        for operation in self._experiment.operations:
+            if isinstance(operation, Kill):
+                self._timeline.after(to_ns(operation.at_s), partial(self._kill, operation.worker))
+            else:
+                self._happen(operation.at_s, partial(_REQUESTS[type(operation)], task=operation.task))
+
+    def _happen(self, after_s: float, event: Callable[..., Event]) -> None:
+        self._timeline.after(to_ns(after_s), lambda: self._emit(event(at=self._timeline.now_ns)))
+
+    def _kill(self, name: str) -> None:
+        if self._stop(name):
+            self._emit(WorkerLost(at=self._timeline.now_ns, worker=name, reason="killed"))
+
+
+_REQUESTS: Mapping[type[Operation], type[PauseRequested | ResumeRequested | CancelRequested]] = {
+    Pause: PauseRequested,
+    Resume: ResumeRequested,
+    Cancel: CancelRequested,
+}
+
+
+def _nobody(event: Event) -> None:
+    raise AssertionError(f"{event} before any command")
+
+
+def _nothing(_: Command) -> None:
+    """Begin nothing: the command has no answer."""
+
+
+def _ns(quantity: Quantity) -> int:
+    return to_ns(quantity.value)
+
+
+def _replica_times(costs: ReplicaProfile, measure_every_s: float | None) -> ReplicaTimes:
+    return ReplicaTimes(
+        load_ns=to_ns(costs.load_s.value + costs.load_per_byte_s.value * costs.adapter_bytes.value),
+        unload_ns=_ns(costs.unload_s),
+        overhead_ns=_ns(costs.turn_overhead_s),
+        measure_every_ns=None if measure_every_s is None else to_ns(measure_every_s),
+    )

@@ -1,0 +1,238 @@
+"""What things cost: a strict tree of quantities, each with its source and, where known, an interval.
+
+A profile describes machines, engines and workloads; the experiment says what is run on them. Owns the
+schema, reading and writing it, and where a task's workload comes from; draws nothing and times nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from marlaas.errors import InputError
+from marlaas.spec import Count, Distribution, Experiment, Name, NonNegative, Spec, TaskSpec, Workload
+from sim.costs import IterationCosts, to_fs
+from sim.engine import EngineRules
+
+Source = Literal["datasheet", "published", "calibrated", "assumed"]
+
+
+class Quantity(Spec, frozen=True, kw_only=True):
+    """A number and where it comes from; the interval is of what is thought possible, or is not known."""
+
+    value: NonNegative
+    source: Source
+    interval: tuple[NonNegative, NonNegative] | None = None
+    note: str = ""
+
+
+def assumed(value: float, note: str = "") -> Quantity:
+    """A quantity nobody measured."""
+    return Quantity(value=value, source="assumed", note=note)
+
+
+FREE = assumed(0.0)
+
+
+class EngineProfile(Spec, frozen=True, kw_only=True):
+    """How the modelled engine admits sequences; see `engine.EngineRules`. `name` says which engine it is."""
+
+    name: str = "torch"
+    kv_rule: Literal["reserve", "preempt"] = "reserve"
+    max_prefill_tokens: Count | None = 2048
+    shares_prompts: bool = True
+
+
+class ReplicaProfile(Spec, frozen=True, kw_only=True):
+    """Costs of a replica, in seconds per unit named; see `costs.IterationCosts` for the formula.
+
+    `turn_overhead_s` passes between the end of a turn in the engine and the scheduler's knowing it. An
+    adapter is loaded in `load_s + load_per_byte_s · adapter_bytes`, and the batch stands still meanwhile.
+    """
+
+    iteration_s: Quantity
+    per_sequence_s: Quantity = FREE
+    per_sequence_beyond_knee_s: Quantity = FREE
+    knee_sequences: Quantity = FREE
+    per_kv_token_s: Quantity = FREE
+    adapters_s: Quantity = FREE
+    per_adapter_s: Quantity = FREE
+    prefill_s: Quantity = FREE
+    per_prefill_token_s: Quantity = FREE
+    turn_overhead_s: Quantity = FREE
+    start_s: Quantity = FREE
+    load_s: Quantity = FREE
+    load_per_byte_s: Quantity = FREE
+    unload_s: Quantity = FREE
+    adapter_bytes: Quantity = FREE
+
+
+class LaneProfile(Spec, frozen=True, kw_only=True):
+    """Costs of a lane, in seconds per unit named.
+
+    A training step takes `switch_s + step_s + per_token_s·tokens + per_squared_token_s·Σ length²
+    + optimizer_s`, over the trained trajectories' whole lengths.
+    """
+
+    switch_s: Quantity = FREE
+    step_s: Quantity
+    per_token_s: Quantity = FREE
+    per_squared_token_s: Quantity = FREE
+    optimizer_s: Quantity = FREE
+    publish_s: Quantity = FREE
+    create_adapter_s: Quantity = FREE
+    start_s: Quantity = FREE
+
+
+class ProfiledWorkload(Spec, frozen=True, kw_only=True):
+    """A workload and where it comes from."""
+
+    workload: Workload
+    source: Source
+    note: str = ""
+
+
+class Profile(Spec, frozen=True, kw_only=True):
+    """All that a simulation needs beside the experiment.
+
+    `workloads` are named after a task or an environment. `environment_overhead_s` is added to an
+    environment's own latency; a workload's `environment_s` was measured whole and contains it.
+    """
+
+    name: Name
+    description: str = ""
+    engine: EngineProfile = EngineProfile()
+    replica: ReplicaProfile
+    lane: LaneProfile
+    environment_overhead_s: Quantity = FREE
+    workloads: dict[str, ProfiledWorkload] = msgspec.field(default_factory=dict)
+
+
+# --- what the simulation asks ------------------------------------------------------------------------
+
+
+def iteration_costs(replica: ReplicaProfile) -> IterationCosts:
+    """The engine's costs in femtoseconds."""
+    return IterationCosts(
+        iteration_fs=to_fs(replica.iteration_s.value),
+        per_sequence_fs=to_fs(replica.per_sequence_s.value),
+        per_sequence_beyond_knee_fs=to_fs(replica.per_sequence_beyond_knee_s.value),
+        knee_sequences=round(replica.knee_sequences.value),
+        per_kv_token_fs=to_fs(replica.per_kv_token_s.value),
+        adapters_fs=to_fs(replica.adapters_s.value),
+        per_adapter_fs=to_fs(replica.per_adapter_s.value),
+        prefill_fs=to_fs(replica.prefill_s.value),
+        per_prefill_token_fs=to_fs(replica.per_prefill_token_s.value),
+    )
+
+
+def engine_rules(engine: EngineProfile, experiment: Experiment) -> EngineRules:
+    """How a replica of this experiment admits."""
+    replicas = experiment.cluster.replicas
+    return EngineRules(
+        max_num_seqs=replicas.max_num_seqs,
+        kv_tokens=replicas.kv_tokens,
+        kv_rule=engine.kv_rule,
+        max_prefill_tokens=engine.max_prefill_tokens,
+        shares_prompts=engine.shares_prompts,
+    )
+
+
+def training_seconds(lane: LaneProfile, lengths: Sequence[int]) -> float:
+    """How long a training step over trajectories of these lengths, in tokens, takes."""
+    fixed = lane.switch_s.value + lane.step_s.value + lane.optimizer_s.value
+    squares = sum(length * length for length in lengths)
+    return fixed + lane.per_token_s.value * sum(lengths) + lane.per_squared_token_s.value * squares
+
+
+def workload_of(task: TaskSpec, profile: Profile) -> Workload:
+    """A task's own workload, else the profile's for its name, else the profile's for its environment."""
+    if task.workload is not None:
+        return task.workload
+    for name in (task.name, task.environment):
+        if name in profile.workloads:
+            return profile.workloads[name].workload
+    known = ", ".join(profile.workloads) or "none"
+    raise InputError(
+        f"tasks ({task.name}).workload",
+        f"neither the task nor the profile {profile.name} says what its trajectories are like",
+        f"give it a workload, or the profile one named {task.name} or {task.environment} (known: {known})",
+    )
+
+
+def environment_latency(
+    task: TaskSpec, profile: Profile, experiment: Experiment
+) -> tuple[Distribution, float]:
+    """The latency of a task's environment and what is added to each draw, both in seconds."""
+    measured = workload_of(task, profile).environment_s
+    if measured is not None:
+        return measured, 0.0
+    return experiment.environments[task.environment].latency_s, profile.environment_overhead_s.value
+
+
+# --- files -----------------------------------------------------------------------------------------------
+
+
+def load_profile(path: str | Path) -> Profile:
+    """Read a profile from YAML; unknown, duplicate, missing and mistyped keys are an `InputError`."""
+    try:
+        data = _read_yaml(Path(path).read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read ({error.strerror})", "name a profile YAML") from None
+    try:
+        return msgspec.convert(data, Profile)
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).partition(" - at `$")
+        where = f"{path}: {place.strip('.`') or 'the whole'}"
+        raise InputError(where, problem, _suggestion(problem)) from None
+
+
+def dump_profile(profile: Profile) -> str:
+    """The profile as YAML that `load_profile` reads back to the same."""
+    import yaml
+
+    data = msgspec.to_builtins(profile)
+    text: str = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
+    return text
+
+
+def _read_yaml(text: str, where: str) -> Any:
+    import yaml
+
+    class StrictLoader(yaml.SafeLoader):
+        """Refuses a key given twice, of which YAML would keep the last."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+            mapping = super().construct_mapping(node, deep=deep)
+            if len(mapping) < len(node.value):
+                keys = [key.value for key, _ in node.value]
+                twice = next(key for key in keys if keys.count(key) > 1)
+                place = f"{where}: line {node.start_mark.line + 1}"
+                raise InputError(place, f"key {twice!r} is given twice", "keep one of them")
+            return mapping
+
+    # YAML 1.1 reads 1e-5 as text for want of a dot.
+    number = re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$")
+    StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    try:
+        return yaml.load(text, StrictLoader)
+    except yaml.YAMLError as error:
+        raise InputError(where, f"not YAML: {error}", "mend the file") from None
+
+
+def _suggestion(problem: str) -> str:
+    """The nearest key to the one a complaint is about."""
+    kinds = (Profile, EngineProfile, ReplicaProfile, LaneProfile, ProfiledWorkload, Quantity, Workload)
+    names = {name for kind in kinds for name in kind.__struct_fields__}
+    found = re.search(r"unknown field `(.*)`", problem)
+    near = difflib.get_close_matches(found[1], sorted(names), n=1) if found else []
+    return (
+        f"did you mean {near[0]}?"
+        if near
+        else "mend it; `the profiles shipped with the simulator show every key"
+    )

@@ -1,0 +1,208 @@
+"""A replica in simulated time: an engine behind slots, waking only when its batch changes.
+
+Owns residency and what is said of it, and dies silently: nothing it was doing is answered any more. How
+long the batch takes is the engine's; what trajectories do is the plans'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import msgspec
+
+from marlaas.commands import AbortTurns, Generate, LoadAdapter, UnloadAdapter
+from marlaas.events import (
+    AdapterLoaded,
+    AdapterUnloaded,
+    CommandFailed,
+    EngineMeasured,
+    Event,
+    TurnGenerated,
+    TurnsAborted,
+)
+from marlaas.runtime import Emit
+from sim.costs import FS_PER_NS
+from sim.engine import Chore, Counters, Engine
+from sim.sequences import Adapter, Sequence
+from sim.timeline import Timeline
+from sim.workload import Plans
+
+
+class ReplicaTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Durations of a replica beside its engine's, in nanoseconds."""
+
+    load_ns: int
+    unload_ns: int
+    overhead_ns: int
+    measure_every_ns: int | None = None
+
+
+def fingerprint(adapter: Adapter) -> str:
+    """What stands for the weights of an adapter version, which the simulation does not have."""
+    task, version = adapter
+    return f"{task}-v{version}"
+
+
+class Replica:
+    """One incarnation of a replica; a restart makes a new one."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        times: ReplicaTimes,
+        num_slots: int,
+        plans: Plans,
+        timeline: Timeline,
+        emit: Emit,
+    ) -> None:
+        self.name = name
+        self.is_alive = True
+        self._engine = engine
+        self._times = times
+        self._num_slots = num_slots
+        self._plans = plans
+        self._timeline = timeline
+        self._emit = emit
+        self._slots: set[Adapter] = set()
+        self._answers: list[Event] = []
+        self._wake_ns: int | None = None
+        self._counted = Counters()
+
+    # --- orders ----------------------------------------------------------------------------------
+
+    def load(self, command: LoadAdapter) -> None:
+        """Take a slot at the next boundary; the batch stands still while weights are copied."""
+        adapter = (command.task, command.version)
+        if adapter not in self._slots and len(self._slots) == self._num_slots:
+            self._fail(command.id, f"all {self._num_slots} slots hold an adapter; unload one first")
+            return
+        self._slots.add(adapter)
+        answer = partial(AdapterLoaded, command=command.id, fingerprint=fingerprint(adapter))
+        self._run_chore(self._times.load_ns, answer)
+
+    def unload(self, command: UnloadAdapter) -> None:
+        """Give a slot up; refused while turns use it."""
+        adapter = (command.task, command.version)
+        if self._engine.is_using(adapter):
+            self._fail(command.id, f"{fingerprint(adapter)} has running turns")
+            return
+        self._slots.discard(adapter)
+        self._run_chore(self._times.unload_ns, partial(AdapterUnloaded, command=command.id))
+
+    def generate(self, command: Generate) -> None:
+        """Queue one turn of each trajectory; refused where the adapter is not resident."""
+        adapter = (command.task, command.version)
+        if adapter not in self._slots:
+            for trajectory in command.trajectories:
+                self._fail(command.id, f"{fingerprint(adapter)} is not resident", trajectory)
+            return
+        self._catch_up()
+        self._engine.submit(self._timeline.now_ns, self._sequences(command, adapter))
+        self._arm()
+
+    def abort(self, command: AbortTurns) -> None:
+        """Stop turns at the next boundary."""
+        self._catch_up()
+        answer = Chore(0, partial(self._answer, partial(TurnsAborted, command=command.id)))
+        self._engine.abort(self._timeline.now_ns, command.generate, frozenset(command.trajectories), answer)
+        self._arm()
+
+    def _sequences(self, command: Generate, adapter: Adapter) -> list[Sequence]:
+        plan, spec = self._plans.of(command.task, command.step), self._plans.tasks[command.task]
+        contexts, outputs = plan.contexts[command.turn], plan.outputs[command.turn]
+        number, limit, samples = command.id, spec.max_new_tokens, spec.samples
+        is_first = command.turn == 0  # later contexts differ, even between the samples of a prompt
+        return [
+            Sequence(number, i, adapter, contexts[i], outputs[i], limit, i // samples if is_first else None)
+            for i in command.trajectories
+        ]
+
+    def _run_chore(self, duration_ns: int, answer: Callable[..., Event]) -> None:
+        self._catch_up()
+        chore = Chore(duration_ns, partial(self._answer, answer))
+        self._engine.run_chore(self._timeline.now_ns, chore)
+        self._arm()
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        """Make sure to wake when the engine's pass ends; a wake-up that became too early is let pass."""
+        wake_ns = self._engine.wake_ns
+        if wake_ns is not None and (self._wake_ns is None or wake_ns < self._wake_ns):
+            self._wake_ns = wake_ns
+            self._timeline.after(wake_ns - self._timeline.now_ns, self._wake)
+
+    def _wake(self) -> None:
+        if self.is_alive and self._timeline.now_ns == self._wake_ns:
+            self._wake_ns = None
+            self._catch_up()
+            self._arm()
+
+    def _catch_up(self) -> None:
+        """Carry the engine to the present and pass on what ended; to be done before every order."""
+        now_ns = self._timeline.now_ns
+        for item in self._engine.advance(now_ns):
+            if isinstance(item, Chore):
+                item.done()
+            else:
+                task, version = item.adapter
+                event = TurnGenerated(
+                    at=now_ns + self._times.overhead_ns,
+                    command=item.command,
+                    trajectory=item.trajectory,
+                    task=task,
+                    version=version,
+                    prompt_tokens=item.prompt_tokens,
+                    output_tokens=item.output_tokens,
+                )
+                self._answers.append(event)
+        self._measure()
+        if self._answers:
+            self._send()
+
+    def _measure(self) -> None:
+        """Report the engine's counters when it has been busy long enough, or has come to rest."""
+        every_ns, counters, before = self._times.measure_every_ns, self._engine.counters, self._counted
+        if every_ns is None or counters.busy_fs == before.busy_fs:
+            return
+        is_resting = self._engine.wake_ns is None
+        if is_resting or counters.busy_fs - before.busy_fs >= every_ns * FS_PER_NS:
+            self._answer(partial(_measured, self.name, counters, before))
+            self._counted = msgspec.structs.replace(counters)
+
+    def _answer(self, event: Callable[..., Event]) -> None:
+        self._answers.append(event(at=self._timeline.now_ns + self._times.overhead_ns))
+
+    def _fail(self, command: int, reason: str, trajectory: int | None = None) -> None:
+        self._answer(partial(CommandFailed, command=command, reason=reason, trajectory=trajectory))
+        self._send()
+
+    def _send(self) -> None:
+        answers, self._answers = self._answers, []
+        if self._times.overhead_ns:
+            self._timeline.after(self._times.overhead_ns, partial(self._deliver, answers))
+        else:
+            self._deliver(answers)
+
+    def _deliver(self, events: Iterable[Event]) -> None:
+        if self.is_alive:
+            for event in events:
+                self._emit(event)
+
+
+def _measured(name: str, now: Counters, before: Counters, at: int) -> EngineMeasured:
+    """The difference of two readings as an event."""
+    return EngineMeasured(
+        at=at,
+        worker=name,
+        num_iterations=now.num_iterations - before.num_iterations,
+        busy_ns=(now.busy_fs - before.busy_fs) // FS_PER_NS,
+        sequences_sum=now.sequences_sum - before.sequences_sum,
+        kv_tokens_sum=now.kv_tokens_sum - before.kv_tokens_sum,
+        adapters_sum=now.adapters_sum - before.adapters_sum,
+        num_prefills=now.num_prefills - before.num_prefills,
+        prefill_tokens=now.prefill_tokens - before.prefill_tokens,
+        prefill_ns=(now.prefill_fs - before.prefill_fs) // FS_PER_NS,
+    )
