@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-
-_VERSION = re.compile(r"v(\d+)")
 
 
 class RunFolder:
@@ -29,9 +26,3 @@ class RunFolder:
     def log(self, worker: str) -> Path:
         """What a worker's process printed."""
         return self.path / "logs" / f"{worker}.log"
-
-    def versions(self, task: str) -> list[int]:
-        """The committed versions found on disk, ascending."""
-        folder = self.path / "adapters" / task
-        names = [child.name for child in folder.iterdir()] if folder.is_dir() else []
-        return sorted(int(match[1]) for name in names if (match := _VERSION.fullmatch(name)))

@@ -25,6 +25,7 @@ from executor.affinity import pin
 from executor.protocols import Order, Report, RolloutEngine, TrainingEngine
 from executor.wire import Crashed, Hello, Message, WorkerSpec, pack, read
 from marlaas.commands import Generate
+from marlaas.errors import MarlaasError
 from marlaas.events import CommandFailed
 
 Send = Callable[[Message], None]
@@ -83,8 +84,9 @@ def build(spec: WorkerSpec) -> RolloutEngine | TrainingEngine:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception as `Type: message`, on one line and of bounded length, for reasons in the trace."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    """An exception as `Type: message`, one of our own as its message; on one line of bounded length."""
+    told = str(error) if isinstance(error, MarlaasError) else f"{type(error).__name__}: {error}"
+    text = " ".join(told.split())
     return text if len(text) <= 500 else text[:497] + "..."
 
 

@@ -57,6 +57,7 @@ class WorkerProcess:
             if self._writer is not None:
                 self._writer.transport.abort()
             ours.close()
+            await self.gone()
 
     def send(self, order: Order) -> None:
         """Queue an order; never blocks, and says nothing when the process is gone: `run` does that."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections import deque
 from hashlib import blake2b
@@ -164,12 +165,12 @@ class WatermarkLane:
 
 
 class SpinningReplica(WatermarkReplica):
-    """Computes for ever once it has turns, and never looks at its orders again."""
+    """Computes for ever once it is told to generate, and never looks at its orders again."""
 
-    def step(self) -> list[Report]:
-        while self._turns:
+    def start(self, order: Order) -> None:
+        while isinstance(order.command, Generate):
             sum(range(10_000))
-        return super().step()
+        super().start(order)
 
 
 class StallingReplica(WatermarkReplica):
@@ -184,6 +185,15 @@ class StallingReplica(WatermarkReplica):
         return bool(self._answers)
 
 
+class StoppedReplica(WatermarkReplica):
+    """Stops its own process when told to generate, as a debugger or a frozen container would."""
+
+    def start(self, order: Order) -> None:
+        if isinstance(order.command, Generate):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        super().start(order)
+
+
 class RefusingReplica(WatermarkReplica):
     """Raises when told to generate, and otherwise does as it is told."""
 
@@ -194,10 +204,15 @@ class RefusingReplica(WatermarkReplica):
 
 
 class DyingReplica(WatermarkReplica):
-    """Raises in the iteration that follows a Generate."""
+    """Raises in the iteration that follows its first Generate."""
+
+    def start(self, order: Order) -> None:
+        self._is_doomed = isinstance(order.command, Generate)
+        if not self._is_doomed:
+            super().start(order)
 
     def step(self) -> list[Report]:
-        if self._turns:
+        if self._is_doomed:
             raise RuntimeError("out of memory")
         return super().step()
 
@@ -228,7 +243,8 @@ class NanReplica(WatermarkReplica):
             return report
         self._seen.add(key)
         assert report.payload is not None
-        return Report(event=report.event, payload=TurnResult(tokens=report.payload.tokens, logprobs=[-1.0, nan]))
+        broken = TurnResult(tokens=report.payload.tokens, logprobs=[-1.0, nan])
+        return Report(event=report.event, payload=broken)
 
 
 def unbuildable(spec: WorkerSpec) -> WatermarkReplica:

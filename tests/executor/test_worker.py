@@ -4,6 +4,9 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 
 from executor.affinity import usable_cores
 from executor.protocols import Order, Report, TurnRequest, TurnRequests
-from executor.wire import Hello, WorkerSpec
+from executor.wire import Hello, WorkerSpec, pack, read
 from executor.workers import WorkerProcess
 from marlaas.commands import Generate, UnloadAdapter
 from marlaas.events import CommandFailed
@@ -38,20 +41,24 @@ Said = asyncio.Queue[Hello | list[Report]]
 Script = Callable[[WorkerProcess, Said], Coroutine[Any, Any, Any]]
 
 
+def spec(engine: str) -> WorkerSpec:
+    """What a replica with one core and this engine is started with."""
+    return WorkerSpec(
+        name="replica-0",
+        kind="replica",
+        index=0,
+        engine=f"scripted_engines:{engine}",
+        experiment=EXPERIMENT,
+        cores=usable_cores()[:1],
+    )
+
+
 def with_worker(tmp_path: Path, engine: str, script: Script, *, kill: bool = True) -> tuple[Any, str]:
     """Run `script` beside a worker, then kill the worker or wait for its end; the result and why it ended."""
 
     async def main() -> tuple[Any, str]:
         said: Said = asyncio.Queue()
-        spec = WorkerSpec(
-            name="replica-0",
-            kind="replica",
-            index=0,
-            engine=f"scripted_engines:{engine}",
-            experiment=EXPERIMENT,
-            cores=usable_cores()[:1],
-        )
-        worker = WorkerProcess(spec, tmp_path / "logs" / "replica-0.log", said.put_nowait)
+        worker = WorkerProcess(spec(engine), tmp_path / "logs" / "replica-0.log", said.put_nowait)
         running = asyncio.create_task(worker.run())
         result = await asyncio.wait_for(script(worker, said), 30)
         if kill:
@@ -78,8 +85,8 @@ async def reports(said: Said, number: int) -> list[Report]:
     return found
 
 
-def test_a_worker_runs_on_its_cores_with_as_many_threads_and_loads_no_torch_of_its_own(tmp_path: Path) -> None:
-    """Pinned and limited before the engine is built."""
+def test_a_worker_runs_on_its_cores_with_as_many_threads(tmp_path: Path) -> None:
+    """Pinned and limited before the engine is built, and free of torch unless the engine wants it."""
 
     async def ask(worker: WorkerProcess, said: Said) -> Any:
         await hello(said)
@@ -169,3 +176,17 @@ def test_large_orders_arrive_whole(tmp_path: Path) -> None:
     (report,), _ = with_worker(tmp_path, "WatermarkReplica", ask)
     assert isinstance(report.event, CommandFailed)
     assert report.event.reason.startswith("KeyError: ('xxx")
+
+
+def test_a_worker_ends_when_its_driver_lets_go_of_it(tmp_path: Path) -> None:
+    """The end of the socket is enough, also where the kernel does not tie a child to its parent."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "executor.worker", "replica-0", str(theirs.fileno()), str(os.getpid())]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment) as process:
+        theirs.close()
+        ours.sendall(pack(spec("SpinningReplica")) + pack(GENERATE))
+        with ours.makefile("rb") as stream:
+            assert isinstance(read(stream), Hello)
+        ours.shutdown(socket.SHUT_RDWR)
+        assert process.wait(5) == 0
