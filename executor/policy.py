@@ -17,7 +17,7 @@ from marlaas.spec import LoraSpec
 
 
 class LoraPolicy:
-    """One adapter's modules on a base model; `parameters` are named as in PEFT's files. `remove` takes them out."""
+    """One adapter's modules on a base model; `parameters` are named as in PEFT's files."""
 
     def __init__(self, base: BaseModel, lora: LoraSpec) -> None:
         from peft import LoraConfig, LoraModel
@@ -54,7 +54,7 @@ class LoraPolicy:
 
     def logits(self, batch: MicroBatch) -> Tensor:
         """Logits that predict each sampled token of a micro-batch: [sampled tokens, vocabulary]."""
-        # Padding is to the right and attention causal, so no mask is needed; a token is predicted one place earlier.
+        # Padding is to the right and attention causal: no mask needed. A token is predicted one earlier.
         keep = torch.arange(batch.first - 1, batch.tokens.shape[1] - 1, device=self.device)
         output = self._model(input_ids=batch.tokens, use_cache=False, logits_to_keep=keep)
         logits: Tensor = output.logits[batch.sampled]
