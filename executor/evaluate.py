@@ -8,7 +8,6 @@ cores serves every adapter.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 from collections.abc import Iterable
@@ -128,8 +127,7 @@ class _Examination:
         finally:
             for task in (work, life):
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await task
+            await asyncio.gather(work, life, return_exceptions=True)
 
     async def _examine_all(self) -> dict[Adapter, float]:
         await self._is_up.wait()

@@ -1,7 +1,7 @@
-"""Messages between the driver and a worker process, and their frames on the socket between them.
+"""Messages between the driver and a worker process, and their frames on the pipes between them.
 
-A frame is an 8-byte big-endian length and a pickle. Both ends are ours and the socket is a private pair
-of one machine, so pickle is safe here; nothing read from a file or a network passes through this module.
+A frame is an 8-byte big-endian length and a pickle. Both ends are ours and the pipes are private to one
+machine, so pickle is safe here; nothing read from a file or a network passes through this module.
 Knows nothing of what the messages mean.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import struct
-from typing import BinaryIO, Literal
+from typing import IO, Literal
 
 import msgspec
 
@@ -57,7 +57,7 @@ def pack(message: Message) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def read(stream: BinaryIO) -> Message:
+def read(stream: IO[bytes]) -> Message:
     """Block for the next message; raises `EOFError` when the other end is gone."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:

@@ -1,9 +1,10 @@
-"""The worker process: one engine behind a socket, taking orders and sending reports.
+"""The worker process: one engine between two pipes, taking orders and sending reports.
 
     driver ──Order──► reader thread ──► inbox ──► main loop ──► engine ──list[Report]──► driver
 
 Owns the process: its cores, its death with the driver, its two loops. Knows no scheduler and no clock;
-what an order means is the engine's business. Started as `python -m executor.worker NAME FD DRIVER_PID`.
+what an order means is the engine's business. Started as `python -m executor.worker NAME DRIVER_PID`, with
+orders on standard input and reports on standard output; what anybody prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import importlib
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 import traceback
@@ -34,14 +34,27 @@ Inbox = queue.SimpleQueue[Order]
 _PR_SET_PDEATHSIG = 1
 
 
-def main(name: str, fd: int, driver_pid: int) -> None:
+def main(driver_pid: int) -> None:
     """Be a worker until the driver is gone or the engine raises."""
     die_with_driver(driver_pid)
-    connection = socket.socket(fileno=fd)
-    stream = connection.makefile("rb")
-    spec = cast(WorkerSpec, read(stream))
+    orders, reports = _take_pipes()
+
+    def send(message: Message) -> None:
+        reports.write(pack(message))
+        reports.flush()
+
+    spec = cast(WorkerSpec, read(orders))
     pin(spec.cores)
-    serve(spec, stream, lambda message: connection.sendall(pack(message)))
+    serve(spec, orders, send)
+
+
+def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """The pipes found as standard input and output, out of reach of whoever reads or prints."""
+    orders, reports = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    return orders, reports
 
 
 def die_with_driver(driver_pid: int) -> None:
@@ -145,4 +158,6 @@ def _waiting_orders(inbox: Inbox, block: bool) -> Iterator[Order]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(
+        driver_pid=int(sys.argv[2])
+    )  # the first argument is the worker's name, for people who list processes

@@ -1,6 +1,6 @@
 """Worker processes as the driver sees them: started, spoken to, killed, and seen to end.
 
-Owns the process and the driver's end of its socket. Knows no scheduler; why a worker ended is told as
+Owns the process and the driver's ends of its two pipes. Knows no scheduler; why a worker ended is told as
 text, to whoever awaits `run`.
 
 Workers are plain child processes (`python -m executor.worker`) rather than `multiprocessing` ones: those
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,42 +26,51 @@ _POLL_S = 0.01
 
 
 class WorkerProcess:
-    """One incarnation of a worker; `receive` is called with each `Hello` and each list of reports."""
+    """One incarnation of a worker; `receive` is called with each `Hello` and each list of reports.
+
+    Orders and reports have a pipe each: were they to share a socket, an order that meets a dead worker would
+    tear down with it what the worker said last.
+    """
 
     def __init__(self, spec: WorkerSpec, log: Path, receive: Callable[[Hello | list[Report]], None]) -> None:
         self.spec = spec
         self._log = log
         self._receive = receive
         self._process: subprocess.Popen[bytes] | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._orders: asyncio.WriteTransport | None = None
+        self._reports: asyncio.ReadTransport | None = None
 
     async def run(self) -> str:
         """Start the process and hear it to its end; returns why it ended. Cancelling kills it.
 
         Raises `OSError` when it cannot be started.
         """
-        ours, theirs = socket.socketpair()
+        # In this thread: the kernel ties the child's life to the thread that starts it.
+        self._process = _spawn(self.spec, self._log)
         try:
-            # In this thread: the kernel ties the child's life to the thread that starts it.
-            self._process = _spawn(self.spec, theirs, self._log)
-        finally:
-            theirs.close()
-        try:
-            reader, self._writer = await asyncio.open_connection(sock=ours)
-            self._writer.write(pack(self.spec))
-            reason = await self._hear(reader)
-            return reason or await self._exit_reason()
+            reports = await self._connect(self._process)
+            return await self._hear(reports) or await self._exit_reason()
         finally:
             self.kill()
-            if self._writer is not None:
-                self._writer.transport.abort()
-            ours.close()
+            if self._reports is not None:
+                self._reports.close()
+            if self._orders is not None and not self._orders.is_closing():
+                self._orders.abort()
             await self.gone()
+
+    async def _connect(self, process: subprocess.Popen[bytes]) -> asyncio.StreamReader:
+        loop = asyncio.get_running_loop()
+        reports = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reports)
+        self._reports, _ = await loop.connect_read_pipe(lambda: protocol, process.stdout)
+        self._orders, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
+        self._orders.write(pack(self.spec))
+        return reports
 
     def send(self, order: Order) -> None:
         """Queue an order; never blocks, and says nothing when the process is gone: `run` does that."""
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(pack(order))
+        if self._orders is not None and not self._orders.is_closing():
+            self._orders.write(pack(order))
 
     def kill(self) -> None:
         """End the process at once, whatever it is doing; `run` then tells so. It may be dead already."""
@@ -103,17 +111,14 @@ class WorkerProcess:
         return f"exited with status {status}; see {self._log.name}"
 
 
-def _spawn(spec: WorkerSpec, theirs: socket.socket, log: Path) -> subprocess.Popen[bytes]:
-    fd = theirs.fileno()
-    arguments = [sys.executable, "-P", "-m", "executor.worker", spec.name, str(fd), str(os.getpid())]
+def _spawn(spec: WorkerSpec, log: Path) -> subprocess.Popen[bytes]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         return subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
+            [sys.executable, "-P", "-m", "executor.worker", spec.name, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=output,
-            pass_fds=[fd],
             env=_surroundings(spec),
         )
 

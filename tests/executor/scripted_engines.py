@@ -255,3 +255,9 @@ def unbuildable(spec: WorkerSpec) -> WatermarkReplica:
 def exiting(spec: WorkerSpec) -> WatermarkReplica:
     """A factory that ends the process without a word."""
     os._exit(3)
+
+
+def talkative(spec: WorkerSpec) -> WatermarkReplica:
+    """A factory that prints."""
+    print("hello from the library", flush=True)
+    return WatermarkReplica(spec)

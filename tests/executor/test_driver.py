@@ -18,14 +18,13 @@ from scripted_runs import GOOD, Answer, Memory, assert_replays, scripted, small
 
 from executor.driver import execute
 from executor.environments import Observation, Problem
-from marlaas.commands import Command, DropTrajectories, Generate, StepEnvironment
+from marlaas.commands import Command, DropTrajectories, Generate, OpenService, StepEnvironment
 from marlaas.events import (
     AdapterPublished,
     CommandFailed,
     EnvironmentStepped,
     Event,
     RunStarted,
-    TaskSubmitted,
     WorkerLost,
     WorkerUp,
 )
@@ -189,7 +188,7 @@ def test_operations_and_submissions_come_at_their_times(tmp_path: Path) -> None:
     memory = Memory()
     outcomes = execute(experiment, tmp_path, memory, plugins=scripted())
     assert outcomes == {"task-0": "done", "task-1": "cancelled"}
-    opened = of_kind(memory, TaskSubmitted)[0].at
+    opened = next(e.at for e, cs in memory.entries if any(isinstance(c, OpenService) for c in cs))
     moments = {type(e).__name__: (e.at - opened) / 1e9 for e in memory.events if hasattr(e, "task")}
     assert 0.0 <= moments["PauseRequested"] < 0.1
     assert 0.3 <= moments["CancelRequested"] < 0.5

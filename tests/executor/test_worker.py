@@ -4,11 +4,11 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import psutil
@@ -179,14 +179,38 @@ def test_large_orders_arrive_whole(tmp_path: Path) -> None:
 
 
 def test_a_worker_ends_when_its_driver_lets_go_of_it(tmp_path: Path) -> None:
-    """The end of the socket is enough, also where the kernel does not tie a child to its parent."""
-    ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "executor.worker", "replica-0", str(theirs.fileno()), str(os.getpid())]
+    """The end of its orders is enough, also where the kernel does not tie a child to its parent."""
+    command = [sys.executable, "-m", "executor.worker", "replica-0", str(os.getpid())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment) as process:
-        theirs.close()
-        ours.sendall(pack(spec("SpinningReplica")) + pack(GENERATE))
-        with ours.makefile("rb") as stream:
-            assert isinstance(read(stream), Hello)
-        ours.shutdown(socket.SHUT_RDWR)
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(pack(spec("SpinningReplica")) + pack(GENERATE))
+        process.stdin.flush()
+        assert isinstance(read(process.stdout), Hello)
+        process.stdin.close()
         assert process.wait(5) == 0
+
+
+def test_last_words_are_heard_though_orders_meet_a_dead_worker(tmp_path: Path) -> None:
+    """Orders go on arriving while the worker dies of the first."""
+
+    async def flood(worker: WorkerProcess, said: Said) -> None:
+        await hello(said)
+        for _ in range(200):
+            worker.send(GENERATE)
+            await asyncio.sleep(0.001)
+
+    for _ in range(3):
+        _, told = with_worker(tmp_path, "DyingReplica", flood, kill=False)
+        assert told == "RuntimeError: out of memory"
+
+
+def test_what_an_engine_prints_does_not_reach_the_driver(tmp_path: Path) -> None:
+    """Libraries print; their words go to the log."""
+
+    async def ask(worker: WorkerProcess, said: Said) -> None:
+        await hello(said)
+
+    with_worker(tmp_path, "talkative", ask)
+    assert "hello from the library" in (tmp_path / "logs" / "replica-0.log").read_text()
