@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -18,6 +18,9 @@ from experiments.schema import Misfit, convert, one_of
 from experiments.yaml_strict import Document, dump, parse, render
 from marlaas.errors import InputError
 from marlaas.spec import Experiment
+
+if TYPE_CHECKING:
+    from sim.profile import Profile
 
 T = TypeVar("T")
 _ROOT = Path(__file__).parent.parent
@@ -78,6 +81,15 @@ def profile_file(experiment: Experiment) -> Path:
         )
         raise InputError("profile", f"no such file {str(path)!r}", wanted)
     return path
+
+
+def load_profile(experiment: Experiment) -> Profile:
+    """The profile an experiment is simulated with; raises `InputError`."""
+    from sim.profile import Profile  # simpy and numpy, for those who simulate
+
+    path = profile_file(experiment)
+    document = parse(read_text(path, "a profile"), str(path))
+    return _with_places(lambda: convert(document.data, Profile), document, [], path)
 
 
 def _convert(data: Any) -> Experiment:

@@ -52,6 +52,11 @@ def _check(value: Any, kind: mi.Type, path: Path) -> None:
             _check_struct(value, kind, path)
         case mi.VarTupleType():
             _check_list(value, kind, path)
+        case mi.TupleType():
+            if not isinstance(value, list | tuple) or len(value) != len(kind.item_types):
+                raise _unwanted(value, kind, path)
+            for index, (item, item_type) in enumerate(zip(value, kind.item_types, strict=True)):
+                _check(item, item_type, (*path, index))
         case mi.DictType():
             if not isinstance(value, dict):
                 raise _unwanted(value, kind, path)
@@ -195,6 +200,8 @@ def _describe(kind: mi.Type) -> str:
         case mi.VarTupleType():
             least = f" at least {kind.min_length}" if kind.min_length else ""
             return f"a list of{least} items, each {_describe(kind.item_type)}"
+        case mi.TupleType():
+            return f"a list of {len(kind.item_types)} items"
         case mi.DictType():
             return "a mapping of names to values"
         case mi.StrType():
@@ -213,7 +220,7 @@ def _python_types(kind: mi.Type) -> tuple[type, ...]:
     match kind:
         case mi.StructType() | mi.DictType():
             return (dict,)
-        case mi.VarTupleType():
+        case mi.VarTupleType() | mi.TupleType():
             return (list, tuple)
         case mi.IntType() | mi.FloatType():
             return (int, float)

@@ -1,0 +1,95 @@
+"""What this machine has, and so what can run on it: facts gathered once, printed by `marlaas doctor`.
+
+Reads versions from package metadata and imports only torch, in a child process, so that a broken
+installation is a finding and not a crash.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+
+import msgspec
+
+PACKAGES = ("torch", "transformers", "peft", "vllm", "ray", "torch_npu", "vllm_ascend")
+_PROBE = (
+    "import torch\n"
+    "ok = torch.accelerator.is_available()\n"
+    "print(torch.accelerator.current_accelerator().type if ok else '',"
+    " torch.accelerator.device_count() if ok else 0)\n"
+)
+
+
+class Ability(msgspec.Struct, frozen=True):
+    """Something the project can do, whether it can be done here, and why or what is missing."""
+
+    what: str
+    can: bool
+    why: str
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """Facts of the machine, versions of packages (None where absent), and what follows."""
+
+    machine: dict[str, str]
+    packages: dict[str, str | None]
+    abilities: tuple[Ability, ...]
+
+
+def diagnose() -> Diagnosis:
+    """Look at the machine; takes as long as importing torch."""
+    packages = {name: _version(name) for name in PACKAGES}
+    accelerator = _accelerator() if packages["torch"] else "none: torch is not installed"
+    return Diagnosis(_machine(accelerator), packages, _abilities(packages, accelerator))
+
+
+def _version(package: str) -> str | None:
+    """The installed version; a distribution spells its name with dashes, sometimes with a suffix."""
+    for name in (package, f"{package}-cpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _machine(accelerator: str) -> dict[str, str]:
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
+        "memory": f"{memory_bytes / 2**30:.0f} GiB",
+        "accelerator": accelerator,
+    }
+
+
+def _accelerator() -> str:
+    probe = [sys.executable, "-c", _PROBE]
+    run = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=120)
+    if run.returncode != 0:
+        last = (run.stderr.strip().splitlines() or ["no message"])[-1]
+        return f"none: torch cannot be imported ({last})"
+    kind, count = run.stdout.split() if len(run.stdout.split()) == 2 else ("", "0")
+    return f"{count} × {kind}" if kind else "none: torch sees only the CPU"
+
+
+def _abilities(packages: dict[str, str | None], accelerator: str) -> tuple[Ability, ...]:
+    cores = len(os.sched_getaffinity(0))
+    missing = [name for name in ("torch", "transformers", "peft") if packages[name] is None]
+    broken = "cannot be imported" in accelerator
+    embedded = not missing and not broken
+    why = f"missing: {', '.join(missing)}; pip install 'marlaas[executor]'" if missing else accelerator
+    disjoint = (
+        "rollout and training each get a core" if cores > 1 else "one core: they share it, timings mislead"
+    )
+    found_npu, found_cuda = "npu" in accelerator, "cuda" in accelerator
+    return (
+        Ability("simulate, calibrate, compare, replay, report", True, "needs no torch"),
+        Ability("execute with the embedded engine on CPU", embedded, disjoint if embedded else why),
+        Ability("execute with the embedded engine on CUDA", embedded and found_cuda, accelerator),
+        Ability("execute with the embedded engine on Ascend", embedded and found_npu, accelerator),
+    )

@@ -1,0 +1,114 @@
+"""What a person watching a run sees: a bar per task on a terminal, one line per ended task otherwise.
+
+Watches events and commands as they are recorded; changes nothing and keeps only what is in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from marlaas.commands import CloseTask, Command, DropTrajectories, Publish, StepEnvironment
+from marlaas.events import AdapterPublished, CommandFailed, EnvironmentStepped, Event, WorkerLost
+from marlaas.spec import Experiment
+
+
+class _Task(msgspec.Struct):
+    """What is known of a task so far; `rewards` are those of the step in flight."""
+
+    bar: TaskID
+    steps: int = 0
+    rewards: list[float] = []
+    last_reward: float | None = None
+
+
+class Watcher:
+    """An observer of a run; call it with each event and the commands that followed."""
+
+    def __init__(self, experiment: Experiment, console: Console, progress: Progress) -> None:
+        self._console = console
+        self._progress = progress
+        self._tasks = {
+            task.name: _Task(progress.add_task(task.name, total=task.steps, note="waiting"))
+            for task in experiment.tasks
+        }
+        self._in_flight: dict[int, Publish | StepEnvironment] = {}
+
+    def __call__(self, event: Event, commands: tuple[Command, ...]) -> None:
+        """Take one record of the trace."""
+        match event:
+            case EnvironmentStepped() | AdapterPublished():
+                self._answered(event)
+            case CommandFailed():
+                self._in_flight.pop(event.command, None)
+            case WorkerLost():
+                self._console.print(
+                    f"{event.at / 1e9:8.1f} s  {event.worker} lost: {event.reason}", markup=False
+                )
+        for command in commands:
+            if isinstance(command, Publish | StepEnvironment):
+                self._in_flight[command.id] = command
+            elif isinstance(command, CloseTask):
+                self._closed(event.at, command)
+            elif isinstance(command, DropTrajectories):
+                dropped = f"{len(command.trajectories)} trajectories dropped: {command.reason}"
+                self._say(event.at, command.task, dropped)
+
+    def _answered(self, event: EnvironmentStepped | AdapterPublished) -> None:
+        command = self._in_flight.pop(event.command, None)
+        if command is None:
+            return
+        task = self._tasks[command.task]
+        if isinstance(event, AdapterPublished):
+            self._committed(task)
+        elif event.reward is not None:
+            task.rewards.append(event.reward)
+
+    def _committed(self, task: _Task) -> None:
+        task.steps += 1
+        if task.rewards:
+            task.last_reward = sum(task.rewards) / len(task.rewards)
+            task.rewards = []
+        self._progress.update(task.bar, completed=task.steps, note=self._note(task))
+
+    def _closed(self, at: int, command: CloseTask) -> None:
+        task = self._tasks[command.task]
+        self._progress.update(task.bar, note=f"{command.outcome} {self._note(task)}")
+        self._progress.stop_task(task.bar)
+        because = f" ({command.reason})" if command.reason else ""
+        self._say(at, command.task, f"{command.outcome} after {task.steps} steps{because} {self._note(task)}")
+
+    def _note(self, task: _Task) -> str:
+        return "" if task.last_reward is None else f"reward {task.last_reward:.2f}"
+
+    def _say(self, at: int, task: str, text: str) -> None:
+        """A line above the bars; on a terminal too, so that nothing said is lost."""
+        self._console.print(f"{at / 1e9:8.1f} s  {task}: {text.strip()}", markup=False, highlight=False)
+
+
+@contextmanager
+def watch(experiment: Experiment, console: Console) -> Iterator[Watcher]:
+    """Show progress while inside; the bars only where `console` is a terminal."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    progress = Progress(*columns, console=console, disable=not console.is_terminal)
+    with progress:
+        yield Watcher(experiment, console, progress)

@@ -1,0 +1,1 @@
+"""Reports: pictures and a page from traces alone. Simulated and real runs look alike."""

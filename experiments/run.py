@@ -1,0 +1,153 @@
+"""Run folders: an experiment in, a folder with `experiment.yaml`, `trace.jsonl` and `metrics.json` out.
+
+Owns the order that keeps mistakes harmless: everything the user typed is checked before anything is written.
+Numbers come from the trace alone, after the run.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.util
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from experiments.load import dump_experiment, load_profile, model_folder
+from experiments.progress import watch
+from marlaas.commands import Command
+from marlaas.errors import InputError
+from marlaas.events import Event
+from marlaas.runtime import Recorder
+from marlaas.spec import Experiment
+from traces.metrics import compute
+from traces.schema import Header, Scalar, make_header
+from traces.writer import TraceWriter
+
+TRACE, RESOLVED, METRICS = "trace.jsonl", "experiment.yaml", "metrics.json"
+Outcomes = dict[str, str]
+Observer = Callable[[Event, tuple[Command, ...]], None]
+
+
+def simulate(experiment: Experiment, out: Path, console: Console) -> Outcomes:
+    """Run in the simulated world into the fresh folder `out`; each task's outcome. Raises `InputError`."""
+    from sim.profile import workload_of
+    from sim.run import simulate as simulate_experiment
+
+    require_fresh(out)
+    profile = load_profile(experiment)
+    for task in experiment.tasks:
+        workload_of(task, profile)
+    header = make_header(experiment, world="sim", profile=msgspec.to_builtins(profile))
+
+    def work(recorder: Recorder, observer: Observer) -> Outcomes:
+        return simulate_experiment(experiment, profile, _Observed(recorder, observer))
+
+    return _run(experiment, out, header, work, console)
+
+
+def execute(experiment: Experiment, out: Path, console: Console) -> Outcomes:
+    """Run in the real world into the fresh folder `out`; each task's outcome. Raises `InputError`."""
+    require_fresh(out)
+    require_executable(experiment)
+
+    from executor.driver import execute as execute_experiment
+
+    host: dict[str, Scalar] = {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    header = make_header(experiment, world="executor", host=host, created_at=now)
+    located = with_model_folder(experiment)
+
+    def work(recorder: Recorder, observer: Observer) -> Outcomes:
+        return execute_experiment(located, out, recorder, observer)
+
+    return _run(experiment, out, header, work, console)
+
+
+def evaluate(experiment: Experiment, out: Path) -> dict[str, Any]:
+    """Solve held-out problems with the first and last version of each task; writes `evaluation.json`."""
+    require_executable(experiment)
+
+    from executor.evaluate import evaluate as evaluate_run
+
+    return dict(evaluate_run(with_model_folder(experiment), out))
+
+
+def with_model_folder(experiment: Experiment) -> Experiment:
+    """The experiment with a model path that leads to the folder from anywhere."""
+    model = msgspec.structs.replace(experiment.model, path=str(model_folder(experiment)))
+    return msgspec.structs.replace(experiment, model=model)
+
+
+def require_fresh(out: Path, option: str = "--out") -> None:
+    """Refuse a folder that holds something already, or a path that cannot become a folder."""
+    if out.is_dir() and any(out.iterdir()):
+        raise InputError(option, f"{out} is not empty", "name a folder that does not exist yet, or empty it")
+    if out.exists() and not out.is_dir():
+        raise InputError(option, f"{out} is a file", "name a folder that does not exist yet")
+    above = next(parent for parent in [out.absolute(), *out.absolute().parents] if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise InputError(option, f"{out} cannot be made in {above}", "name a folder that can be written to")
+
+
+def require_executable(experiment: Experiment) -> None:
+    """Refuse what the embedded engine cannot do here: no torch, no model, contexts beyond the model's."""
+    for package in ("torch", "transformers", "peft"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError("execute", f"{package} is not installed", "pip install 'marlaas[executor]'")
+    longest = _max_positions(model_folder(experiment))
+    for index, task in enumerate(experiment.tasks):
+        if longest is not None and task.max_context_tokens > longest:
+            problem = f"a trajectory can reach {task.max_context_tokens} tokens"
+            raise InputError(f"tasks[{index}] ({task.name})", problem, f"the model reads at most {longest}")
+
+
+def _max_positions(folder: Path) -> int | None:
+    """The longest context a model was made for, or None where its configuration does not say."""
+    try:
+        config = msgspec.json.decode((folder / "config.json").read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise InputError("model.path", f"{folder}/config.json cannot be read", str(error)) from None
+    return config.get("max_position_embeddings") if isinstance(config, dict) else None
+
+
+class _Observed:
+    """A recorder that shows each record to an observer once it is written."""
+
+    def __init__(self, recorder: Recorder, observer: Observer) -> None:
+        self._recorder, self._observer = recorder, observer
+
+    def write(self, event: Event, commands: tuple[Command, ...]) -> None:
+        self._recorder.write(event, commands)
+        self._observer(event, commands)
+
+
+def _run(
+    experiment: Experiment,
+    out: Path,
+    header: Header,
+    work: Callable[[Recorder, Observer], Outcomes],
+    console: Console,
+) -> Outcomes:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / RESOLVED).write_text(dump_experiment(experiment), encoding="utf-8")
+    with TraceWriter(out / TRACE, header) as recorder, watch(experiment, console) as watcher:
+        outcomes = work(recorder, watcher)
+    write_metrics(out)
+    return outcomes
+
+
+def write_metrics(out: Path) -> dict[str, Any]:
+    """Compute a run's metrics from its trace, write them beside it and return them."""
+    metrics = compute(out)
+    text = msgspec.json.format(msgspec.json.encode(metrics), indent=2)
+    (out / METRICS).write_bytes(text + b"\n")
+    return metrics
