@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +101,9 @@ def scripted(*answers: Answer, replica: str = "WatermarkReplica", lane: str = "W
     )
 
 
-def assert_replays(experiment: Experiment, memory: Memory) -> None:
+def assert_replays(experiment: Experiment, records: Iterable[tuple[Event, tuple[Command, ...]]]) -> None:
     """A fresh scheduler gives the recorded commands for the recorded events; its books always balance."""
     scheduler = Scheduler(experiment)
-    for event, commands in memory.entries:
+    for event, commands in records:
         assert scheduler.handle(event) == commands
         check(scheduler)

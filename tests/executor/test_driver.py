@@ -61,7 +61,7 @@ def test_two_tasks_run_to_their_end_and_the_record_replays(tmp_path: Path) -> No
         for version in (0, 1, 2):
             written = json.loads((tmp_path / "adapters" / task / f"v{version}" / "adapter.json").read_text())
             assert written == {"mark": mark(task, version)}
-    assert_replays(experiment, memory)
+    assert_replays(experiment, memory.entries)
 
 
 def test_committed_steps_leave_readable_samples(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_bad_environment_fails_its_task_alone(tmp_path: Path, answer: Answer, 
     assert {failure.reason for failure in of_kind(memory, CommandFailed)} == ({reason} if reason else set())
     dropped = [c for c in memory.commands if isinstance(c, DropTrajectories)]
     assert {command.task for command in dropped} == {"task-0"}
-    assert_replays(experiment, memory)
+    assert_replays(experiment, memory.entries)
 
 
 @pytest.mark.parametrize("worker", ["replica-0", "lane-0"])
@@ -152,7 +152,7 @@ def test_a_killed_worker_comes_back_and_the_run_finishes(tmp_path: Path, worker:
     (lost,) = of_kind(memory, WorkerLost)
     assert (lost.worker, lost.reason) == (worker, f"killed by SIGKILL; see {worker}.log")
     assert Counter(up.worker for up in of_kind(memory, WorkerUp))[worker] == 2
-    assert_replays(experiment, memory)
+    assert_replays(experiment, memory.entries)
 
 
 def test_a_worker_that_cannot_be_built_is_given_up_and_says_why(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_operations_and_submissions_come_at_their_times(tmp_path: Path) -> None:
     assert 0.6 <= moments["ResumeRequested"] < 0.8
     steps = [e.at for e, commands in memory.entries for c in commands if isinstance(c, StepEnvironment)]
     assert steps
-    assert_replays(experiment, memory)
+    assert_replays(experiment, memory.entries)
 
 
 def test_latency_is_waited_before_an_answer(tmp_path: Path) -> None:
