@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, NoReturn
 from zlib import crc32
@@ -27,6 +28,7 @@ from traces.schema import (
     Header,
     Record,
     decode_header,
+    decode_line,
     decode_lines,
     encode_header,
     encode_record,
@@ -128,35 +130,31 @@ class TraceReader:
                     self._refuse(record.line, f"{type(event).__name__} in the wrong place", wanted)
                 if event.at < at:
                     self._refuse(record.line, f"at = {event.at} runs backwards", f"{at} or later")
-                for command in record.commands:
+                for line, command in enumerate(record.commands, start=record.line + 1):
                     last_id += 1
                     if command.id != last_id:
-                        line = record.line + 1 + last_id - record.commands[0].id
                         self._refuse(line, f"command id {command.id}", f"{last_id}: ids rise by one from 1")
                 at, is_first = event.at, False
             yield record
 
     def _sealed_records(self, stream: Iterable[bytes], crc: int) -> Iterator[RawRecord]:
         number, held = 1, list[bytes]()
-        try:
-            for line in stream:
-                number += 1
-                if not is_sealed(line):
-                    held.append(line)
-                    continue
-                line, digits = split_seal(line)
+        for line in stream:
+            number += 1
+            if not is_sealed(line):
                 held.append(line)
-                first = number + 1 - len(held)
-                body = b"".join(held)
-                event, commands = self._decode(first, held, body)
-                before, crc = crc, crc32(body, crc)
-                is_intact = digits == b"%08x" % crc
-                if not is_intact:
-                    crc = _number(digits)
-                yield RawRecord(first, event, commands, is_intact, before, crc)
-                held.clear()
-        except zstandard.ZstdError as error:
-            self._refuse(number + 1, f"damaged compression: {error}", "a zstd stream")
+                continue
+            line, digits = split_seal(line)
+            held.append(line)
+            first = number + 1 - len(held)
+            body = b"".join(held)
+            event, commands = self._decode(first, held, body)
+            before, crc = crc, crc32(body, crc)
+            is_intact = digits == b"%08x" % crc
+            if not is_intact:
+                crc = _number(digits)
+            yield RawRecord(first, event, commands, is_intact, before, crc)
+            held.clear()
         self.torn = bool(held)
         whole = [line for line in held if line.endswith(b"\n")]
         if whole:  # a record cut between two lines; anything else was not left by a killed run
@@ -182,7 +180,7 @@ class TraceReader:
         """Name the line that is no event or command."""
         for i, line in enumerate(lines):
             try:
-                decode_lines(line)
+                decode_line(line)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self._refuse(first + i, str(error), "an event or command of this schema version")
         raise AssertionError("unreachable: lines that decode one by one decode together")
@@ -190,7 +188,7 @@ class TraceReader:
     def _refuse_form(self, first: int, lines: list[bytes]) -> NoReturn:
         """Name the line no writer writes: with an unknown field, a default spelt out, a space."""
         for i, line in enumerate(lines):
-            (known,) = decode_lines(line)
+            known = decode_line(line)
             unknown = set(msgspec.json.decode(line)) - {"type", *known.__struct_fields__}
             if unknown:
                 name = f"{type(known).__name__}.{min(unknown)}"
@@ -236,13 +234,19 @@ def _number(digits: bytes) -> int:
 # --- files -----------------------------------------------------------------------------------------
 
 
-def _open(path: Path) -> BinaryIO:
+@contextmanager
+def _open(path: Path) -> Iterator[BinaryIO]:
     """The trace's bytes, decompressed; a compressed file that stops early gives what can be had of it."""
-    file = open(path, "rb")  # noqa: SIM115  # the caller closes it
-    if path.suffix != ".zst":
-        return file
-    raw = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=True)
-    return io.BufferedReader(raw, 1 << 18)
+    with open(path, "rb") as file:
+        if path.suffix != ".zst":
+            yield file
+            return
+        raw = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False)
+        try:
+            with io.BufferedReader(raw, 1 << 18) as stream:
+                yield stream
+        except zstandard.ZstdError as error:
+            raise TraceError(f"{path}: damaged compression: {error}; wanted a zstd stream") from None
 
 
 def cut_torn_tail(path: str | Path) -> Tail:

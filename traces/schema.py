@@ -110,6 +110,11 @@ def encode_header(header: Header) -> bytes:
     return _encode_lines((header,))
 
 
+def decode_line(line: bytes) -> Event | Command:
+    """One unsealed line; its errors name a field of the line."""
+    return _line_decoder.decode(line)
+
+
 def decode_lines(lines: bytes) -> list[Event | Command]:
     """Unsealed lines as events and commands; `msgspec.ValidationError` names what is wrong."""
     return _line_decoder.decode_lines(lines)
