@@ -107,7 +107,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
 
 
 def test_samples_of_one_prompt_share_its_prefill_but_not_their_luck(tmp_path: Path) -> None:
-    """Eight samples of one context cost one read of it and come out different; log-probabilities are right."""
+    """Eight samples of one context cost one read and come out different; log-probabilities are right."""
     replica = Replica(tmp_path)
     folder = replica.load("t", 0, seed=1).folder
     command = replica.generate("t", 0, [turn(i, [1, 2, 3, 4], 10) for i in range(8)])
@@ -213,7 +213,7 @@ def test_slots_are_bounded_and_running_adapters_are_not_unloaded(tmp_path: Path)
 
 
 def test_a_load_proves_the_weights_it_holds(tmp_path: Path) -> None:
-    """The fingerprint reported is that of the slot's tensors, neighbours untouched; a repeat gives it again."""
+    """The fingerprint reported is of the slot's tensors, neighbours untouched; a repeat gives it again."""
     replica = Replica(tmp_path, slots=3)
     wanted = [replica.load(f"t{i}", i, seed=i).fingerprint for i in range(3)]
     replica.load("t1", 1, seed=1)
@@ -230,7 +230,7 @@ def broken_adapters(tmp_path: Path) -> dict[str, AdapterFolder]:
     next(iter(wild.values()))[0, 0] = float("nan")
     found = {"has fingerprint": AdapterFolder(folder=str(tmp_path / "good"), fingerprint="of another")}
     write_adapter(tmp_path / "good", good, LORA, tiny_base())
-    for text, weights in {"48 of 56 tensors match": renamed, "holds NaN": wild}.items():
+    for text, weights in {"24 of 28 tensors match": renamed, "holds NaN": wild}.items():
         write_adapter(tmp_path / text, weights, LORA, tiny_base())
         found[text] = AdapterFolder(folder=str(tmp_path / text), fingerprint=fingerprint(weights))
     write_adapter(tmp_path / "torn", good, LORA, tiny_base())
@@ -307,7 +307,7 @@ def test_counters_add_up_to_the_work_done(tmp_path: Path) -> None:
         for name in EngineMeasured.__struct_fields__
         if name.endswith("_sum") or name.startswith("num_") or name == "prefill_tokens"
     }
-    # The first token comes with the prefill; iterations 1, 2, 3 have 3, 2, 1 rows holding 4+3+2, 5+3, 6 tokens.
+    # The first token comes with the prefill; three iterations have 3, 2, 1 rows of 4+3+2, 5+3, 6 tokens.
     assert totals == {
         "num_iterations": 3,
         "sequences_sum": 6,
@@ -348,7 +348,7 @@ def test_the_stream_of_a_seed_is_even_and_unlike_its_neighbours() -> None:
         flat.roll((1, -1), (0, 1)),
     ):
         assert abs((flat * neighbour).mean() * 12) < 0.02
-    assert len(numbers.flatten().unique()) > 39_900
+    assert len(set(numbers.flatten().tolist())) > 39_900
 
 
 def test_sampling_follows_the_tempered_distribution_and_reports_the_plain_one() -> None:
@@ -367,7 +367,7 @@ def test_sampling_follows_the_tempered_distribution_and_reports_the_plain_one() 
         torch.testing.assert_close(logprobs, torch.log_softmax(logits, 0)[tokens])
 
 
-@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "down_proj"), r".*layers\.[02]\..*(k|v)_proj"])
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "down_proj"), r".*layers\.[1]\..*(k|v)_proj"])
 def test_the_modules_adapted_are_those_peft_adapts(targets: str | tuple[str, ...]) -> None:
     """Every way of naming targets selects the same modules as PEFT's own rules."""
     from peft import LoraConfig, LoraModel
@@ -382,7 +382,7 @@ def test_the_modules_adapted_are_those_peft_adapts(targets: str | tuple[str, ...
 
 def test_a_missing_model_or_device_is_the_users_mistake(tmp_path: Path) -> None:
     """The message names the key of the YAML and what is wanted."""
-    with pytest.raises(InputError, match="model.path"):
+    with pytest.raises(InputError, match=r"model\.path"):
         TorchRolloutEngine("replica-0", str(tmp_path), ReplicasSpec(), LORA)
     if not torch.accelerator.is_available():
         with pytest.raises(InputError, match="no npu device here"):

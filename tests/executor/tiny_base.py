@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 
 @cache
 def tiny_base() -> str:
-    """Folder of a random Qwen3 of 4 layers whose next-token distributions are far from uniform; no end token."""
+    """Folder of a random Qwen3 of 2 layers; next-token distributions are far from uniform; no end token."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
     from transformers.utils import logging
 
@@ -36,7 +36,7 @@ def tiny_base() -> str:
         vocab_size=VOCABULARY,
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=4,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
