@@ -6,18 +6,16 @@ scheduler lets each part look once, in a fixed order, after the event has been t
 
 from __future__ import annotations
 
-import heapq
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from marlaas.commands import Alarm, Command, SetTimer
 from marlaas.spec import Experiment
-from marlaas.state import State, initial_state
+from marlaas.state import NS, State, initial_state
 from marlaas.systems import compose
 
 C = TypeVar("C", bound=Command)
-
-NS = 1_000_000_000
 
 
 class Core:
@@ -37,8 +35,8 @@ class Core:
         self.environments_due: dict[str, None] = {}
         self.are_tasks_due = False
         self.are_lanes_due = False
-        self._deadlines: list[tuple[int, int, str, Any]] = []
-        self._num_deadlines = 0
+        self.is_timer_due = False
+        self._deadlines: dict[int, deque[tuple[int, str, Any]]] = {}
         self._timer_at: int | None = None
         self._timer = 0
 
@@ -54,7 +52,7 @@ class Core:
         """Write an order that a worker must answer `within_s`, or be taken for lost."""
         number = self.issue(kind, **fields)
         self.orders[number] = self.outbox[-1]
-        self.set_deadline(within_s, "order", number)
+        self.set_deadline(round(within_s * NS), "order", number)
         return number
 
     def answered(self, number: int, kind: type[C]) -> C | None:
@@ -75,32 +73,40 @@ class Core:
         return self.clock
 
     # --- deadlines ---
+    #
+    # Deadlines of one length come due in the order in which they were set, so a queue per length is
+    # sorted by itself and nothing is searched when one is set.
 
-    def set_deadline(self, after_s: float, kind: str, what: Any) -> None:
-        """Remember to look at `what` when `after_s` seconds have passed."""
-        self._num_deadlines += 1
-        at = self.now + round(after_s * NS)
-        heapq.heappush(self._deadlines, (at, self._num_deadlines, kind, what))
+    def set_deadline(self, after_ns: int, kind: str, what: Any) -> None:
+        """Remember to look at `what` when `after_ns` nanoseconds have passed."""
+        at = self.now + after_ns
+        queue = self._deadlines.get(after_ns)
+        if queue is None:
+            queue = self._deadlines[after_ns] = deque()
+        queue.append((at, kind, what))
+        if self._timer_at is None or at < self._timer_at:
+            self.is_timer_due = True
 
     def due(self, timer: int) -> list[tuple[str, Any]]:
         """What the timer that fired was set for; empty when it is not the one being waited for."""
         if timer != self._timer:
             return []
         self._timer_at = None
+        self.is_timer_due = True
         found = []
-        while self._deadlines and self._deadlines[0][0] <= self.now:
-            _, _, kind, what = heapq.heappop(self._deadlines)
-            found.append((kind, what))
-        return found
-
-    def needs_timer(self) -> bool:
-        """Whether the earliest deadline has no timer at or before it."""
-        return bool(self._deadlines) and (self._timer_at is None or self._deadlines[0][0] < self._timer_at)
+        for queue in self._deadlines.values():
+            while queue and queue[0][0] <= self.now:
+                found.append(queue.popleft())
+        found.sort(key=lambda entry: entry[0])
+        return [(kind, what) for _, kind, what in found]
 
     def set_timer(self, is_moot: Callable[[str, Any], bool]) -> None:
         """Forget leading deadlines that are moot, then ask for one timer at the earliest that is left."""
-        while self._deadlines and is_moot(self._deadlines[0][2], self._deadlines[0][3]):
-            heapq.heappop(self._deadlines)
-        if self.needs_timer():
-            self._timer_at = self._deadlines[0][0]
-            self._timer = self.issue(SetTimer, at=self._timer_at)
+        self.is_timer_due = False
+        for queue in self._deadlines.values():
+            while queue and is_moot(queue[0][1], queue[0][2]):
+                queue.popleft()
+        at = min((queue[0][0] for queue in self._deadlines.values() if queue), default=None)
+        if at is not None and (self._timer_at is None or at < self._timer_at):
+            self._timer_at = at
+            self._timer = self.issue(SetTimer, at=at)

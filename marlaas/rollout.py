@@ -159,7 +159,7 @@ def _generate(core: Core, replica: Replica, task: Task, slot: Slot, waiting: lis
         for trajectory in trajectories:
             trajectory.move("generating")
             trajectory.command = number
-        core.set_deadline(task.limits.turn_s, "turn", number)
+        core.set_deadline(task.turn_ns, "turn", number)
         _start_clocks(core, task, batch, trajectories)
 
 
@@ -168,7 +168,7 @@ def _start_clocks(core: Core, task: Task, batch: Batch, trajectories: list[Traje
     for trajectory in fresh:
         trajectory.is_started = True
     if fresh:
-        core.set_deadline(task.limits.trajectory_s, "trajectory", (task.name, batch, fresh))
+        core.set_deadline(task.trajectory_ns, "trajectory", (task.name, batch, fresh))
 
 
 def turn_generated(core: Core, event: TurnGenerated) -> None:
@@ -443,7 +443,7 @@ def step_environment(core: Core, environment: Surroundings) -> None:
         environment.num_stepping += 1
         trajectory.move("stepping")
         trajectory.command = number
-        core.set_deadline(environment.timeout_ns / 1e9, "environment", number)
+        core.set_deadline(environment.timeout_ns, "environment", number)
 
 
 def _leave_environment(core: Core, number: int) -> Step | None:

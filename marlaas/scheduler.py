@@ -162,7 +162,7 @@ class Scheduler:
             core.are_lanes_due = False
             for lane in core.state.lanes.values():
                 training.give_work(core, lane)
-        if core.needs_timer():
+        if core.is_timer_due:
             core.set_timer(self._is_moot)
 
     def _is_moot(self, kind: str, what: Any) -> bool:

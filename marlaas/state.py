@@ -28,6 +28,8 @@ from marlaas.spec import Experiment, Limits, TaskSpec
 
 Adapter = tuple[str, int]
 
+NS = 1_000_000_000
+
 
 class Trajectory(msgspec.Struct, kw_only=True):
     """One sampled episode. `command` is the Generate or StepEnvironment it waits for.
@@ -71,6 +73,8 @@ class Task(msgspec.Struct, kw_only=True):
     spec: TaskSpec
     limits: Limits
     index: int
+    turn_ns: int
+    trajectory_ns: int
     state: TaskState = "expected"
     version: int = -1
     fingerprint: str = ""
@@ -212,11 +216,16 @@ class State(msgspec.Struct, kw_only=True):
         task.state = state
 
 
+def _expected(spec: TaskSpec, limits: Limits, index: int) -> Task:
+    turn_ns, trajectory_ns = round(limits.turn_s * NS), round(limits.trajectory_s * NS)
+    return Task(spec=spec, limits=limits, index=index, turn_ns=turn_ns, trajectory_ns=trajectory_ns)
+
+
 def initial_state(experiment: Experiment, capacity: int) -> State:
     """The state before the run: every task expected, every worker down; `capacity` slots per replica."""
     limits = experiment.limits
     tasks = {
-        spec.name: Task(spec=spec, limits=experiment.limits_of(spec), index=index)
+        spec.name: _expected(spec, experiment.limits_of(spec), index)
         for index, spec in enumerate(experiment.tasks)
     }
     by_state: dict[TaskState, dict[str, None]] = {state: {} for state in TASK}  # type: ignore[misc]
@@ -232,7 +241,7 @@ def initial_state(experiment: Experiment, capacity: int) -> State:
             name: Surroundings(
                 name=name,
                 concurrency=environment.concurrency,
-                timeout_ns=round(environment.timeout_s * 1e9),
+                timeout_ns=round(environment.timeout_s * NS),
                 queue=deque(),
             )
             for name, environment in experiment.environments.items()
