@@ -22,7 +22,7 @@ sequences are prefilled is `_begin_prefill` and `_end_prefill` alone. `stepwise`
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from enum import Enum
 from typing import Literal
 
@@ -46,7 +46,8 @@ class EngineRules(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine admits: its KV pool, its seats, and the most context tokens of one prefill pass.
 
     A prefill pass takes at least one sequence, however long; None means that it has no bound. With
-    `shares_prompts`, sequences of one pass with the same context read it once.
+    `shares_prompts`, a context that several sequences of a pass have in common fills that bound once; its
+    cost is per token of context served all the same, as the embedded engine counts it.
     """
 
     max_num_seqs: int
@@ -254,35 +255,31 @@ class Engine:
         rules, waiting, joining = self._rules, self._waiting, self._joining
         room = self._room(0)
         seats = rules.max_num_seqs - self._decoding.size
-        num_tokens = 0
+        num_read = 0
+        seen: set[Hashable] = set()
         while waiting and len(joining) < seats:
             sequence = waiting[0]
-            num_tokens += sequence.context_tokens
             room -= self._claim(sequence)
-            is_long = rules.max_prefill_tokens is not None and num_tokens > rules.max_prefill_tokens
+            num_read += self._tokens_to_read(sequence, seen)
+            is_long = rules.max_prefill_tokens is not None and num_read > rules.max_prefill_tokens
             if room < 0 or (joining and is_long):
                 break
             joining.append(waiting.popleft())
-        num_read = self._tokens_to_read()
+        num_tokens = sum(sequence.context_tokens for sequence in joining)
         self.counters.num_prefills += 1
-        self.counters.prefill_tokens += num_read
+        self.counters.prefill_tokens += num_tokens
         num_adapters = len({sequence.adapter for sequence in joining})
-        self._end_fs = self._start_fs + self._costs.prefill_pass_fs(num_read, num_adapters)
+        self._end_fs = self._start_fs + self._costs.prefill_pass_fs(num_tokens, num_adapters)
 
-    def _tokens_to_read(self) -> int:
-        """Context tokens of those who join, a context that several share counted once."""
-        if not self._rules.shares_prompts:
-            return sum(sequence.context_tokens for sequence in self._joining)
-        num_tokens = 0
-        seen = set()
-        for sequence in self._joining:
+    def _tokens_to_read(self, sequence: Sequence, seen: set[Hashable]) -> int:
+        """Context tokens that a sequence adds to a pass that reads those of `seen` already."""
+        is_fresh = sequence.remaining == sequence.output_tokens  # else nobody's context is the same
+        if self._rules.shares_prompts and sequence.shared_prompt is not None and is_fresh:
             key = (sequence.adapter, sequence.shared_prompt)
-            if sequence.shared_prompt is None or sequence.remaining < sequence.output_tokens:
-                num_tokens += sequence.context_tokens  # after a preemption nobody else's context is the same
-            elif key not in seen:
-                seen.add(key)
-                num_tokens += sequence.context_tokens
-        return num_tokens
+            if key in seen:
+                return 0
+            seen.add(key)
+        return sequence.context_tokens
 
     def _end_prefill(self, ended: list[Sequence | Chore]) -> None:
         duration_fs = self._end_fs - self._start_fs

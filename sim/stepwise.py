@@ -111,13 +111,14 @@ class StepwiseEngine:
         rules, together = self._rules, [*self._joining, head]
         if len(self._decoding) + len(together) > rules.max_num_seqs:
             return False
-        num_tokens = sum(self._context(s) for s in together)
-        if self._joining and rules.max_prefill_tokens is not None and num_tokens > rules.max_prefill_tokens:
+        num_read = self._tokens_to_read(together)
+        if self._joining and rules.max_prefill_tokens is not None and num_read > rules.max_prefill_tokens:
             return False
         if rules.kv_rule == "reserve":
             needed = sum(s.prompt_tokens + s.limit_tokens for s in (*self._decoding, *together))
         else:
-            needed = self._kv_tokens() + num_tokens + len(self._decoding) + len(together)
+            needed = self._kv_tokens() + sum(self._context(s) for s in together)
+            needed += len(self._decoding) + len(together)
         return needed <= rules.kv_tokens
 
     def _preempt(self) -> None:
@@ -128,13 +129,16 @@ class StepwiseEngine:
     def _context(self, sequence: Sequence) -> int:
         return sequence.prompt_tokens + self._sampled[sequence]
 
-    def _prefill_fs(self) -> int:
+    def _tokens_to_read(self, sequences: list[Sequence]) -> int:
         contexts: dict[object, int] = {}
-        for s in self._joining:
+        for s in sequences:
             is_shared = self._rules.shares_prompts and s.shared_prompt is not None and not self._sampled[s]
             contexts[(s.adapter, s.shared_prompt) if is_shared else s] = self._context(s)
+        return sum(contexts.values())
+
+    def _prefill_fs(self) -> int:
         num_adapters = len({s.adapter for s in self._joining})
-        return self._costs.prefill_pass_fs(sum(contexts.values()), num_adapters)
+        return self._costs.prefill_pass_fs(sum(self._context(s) for s in self._joining), num_adapters)
 
     def _decode_fs(self) -> int:
         adapters = {s.adapter for s in self._decoding}

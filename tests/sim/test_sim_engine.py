@@ -157,13 +157,17 @@ def test_a_bounded_prefill_lets_the_running_ones_decode_in_between() -> None:
     assert ended == [(230_000, "1.0"), (230_000, "1.1"), (330_000, "1.2")]
 
 
-def test_a_prompt_that_several_share_is_read_once_in_a_pass() -> None:
-    """Four samples of one prompt and one other, if shared: two contexts are read, not five."""
-    costs = IterationCosts(iteration_fs=100 * US, per_prefill_token_fs=US)
-    batch = [(10, 1)] * 4 + [(12, 1)]
-    for shares_prompts, num_read in ((False, 52), (True, 22)):
-        engine = Engine(costs, EngineRules(max_num_seqs=8, kv_tokens=99, shares_prompts=shares_prompts))
-        assert {at for at, _ in drive(engine, [(0, submit(*sequences(1, batch)))])} == {num_read * 1000}
+def test_a_prompt_that_several_share_fills_a_pass_once() -> None:
+    """Four samples of one prompt and one other in passes of 22 tokens: one pass if shared, else three."""
+    costs = IterationCosts(iteration_fs=100 * US, prefill_fs=7 * US, per_prefill_token_fs=US)
+    for shares_prompts, num_passes in ((False, 3), (True, 1)):
+        rules = EngineRules(
+            max_num_seqs=8, kv_tokens=99, max_prefill_tokens=22, shares_prompts=shares_prompts
+        )
+        engine = Engine(costs, rules)
+        ended = drive(engine, [(0, submit(*sequences(1, [(10, 1)] * 4 + [(12, 1)])))])
+        assert engine.counters.num_prefills == num_passes
+        assert ended[-1] == ((7 * num_passes + 4 * 10 + 12) * 1000, "1.4")
 
 
 def test_a_sequence_that_can_never_fit_is_refused() -> None:
