@@ -194,6 +194,20 @@ class StoppedReplica(WatermarkReplica):
         super().start(order)
 
 
+class StoppedOnceReplica(StoppedReplica):
+    """The same, but its next incarnation does as it is told."""
+
+    def start(self, order: Order) -> None:
+        been_here = Path(self.spec.experiment.model.path) / "been-here"
+        if isinstance(order.command, Generate) and been_here.exists():
+            WatermarkReplica.start(self, order)
+        elif isinstance(order.command, Generate):
+            been_here.touch()
+            super().start(order)
+        else:
+            super().start(order)
+
+
 class RefusingReplica(WatermarkReplica):
     """Raises when told to generate, and otherwise does as it is told."""
 

@@ -25,6 +25,7 @@ from marlaas.events import (
     EnvironmentStepped,
     Event,
     RunStarted,
+    TurnsAborted,
     WorkerLost,
     WorkerUp,
 )
@@ -152,6 +153,31 @@ def test_a_killed_worker_comes_back_and_the_run_finishes(tmp_path: Path, worker:
     (lost,) = of_kind(memory, WorkerLost)
     assert (lost.worker, lost.reason) == (worker, f"killed by SIGKILL; see {worker}.log")
     assert Counter(up.worker for up in of_kind(memory, WorkerUp))[worker] == 2
+    assert_replays(experiment, memory.entries)
+
+
+def test_a_frozen_worker_is_replaced_and_the_run_finishes(tmp_path: Path) -> None:
+    """Neither turns nor the order to abort them are answered: the process is killed and replaced."""
+    limits = Limits(turn_s=0.1, order_s=2.0)
+    experiment = small(tmp_path, steps=1, limits=limits)
+    memory = Memory()
+    outcomes = execute(experiment, tmp_path, memory, plugins=scripted(replica="StoppedOnceReplica"))
+    assert set(outcomes.values()) == {"done"}
+    assert of_kind(memory, WorkerLost) == []  # the scheduler gave it up; the world had no word from it
+    assert Counter(up.worker for up in of_kind(memory, WorkerUp))["replica-0"] == 2
+    assert psutil.Process().children(recursive=True) == []
+    assert_replays(experiment, memory.entries)
+
+
+def test_turns_that_never_come_are_aborted_and_dropped(tmp_path: Path) -> None:
+    """Deadlines and tries are the scheduler's; the replica lets go and the run ends by itself."""
+    experiment = small(tmp_path, steps=1, limits=Limits(turn_s=0.1, trajectory_retries=1))
+    memory = Memory()
+    outcomes = execute(experiment, tmp_path, memory, plugins=scripted(replica="StallingReplica"))
+    assert set(outcomes.values()) == {"failed"}
+    dropped = [c for c in memory.commands if isinstance(c, DropTrajectories)]
+    assert sum(len(command.trajectories) for command in dropped) == 8
+    assert len(of_kind(memory, TurnsAborted)) == 4
     assert_replays(experiment, memory.entries)
 
 
