@@ -55,7 +55,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 def main() -> None:
     """Run the command line and end the process with its exit code."""
     try:
-        app()
+        app(prog_name="marlaas")
     except InputError as error:
         _fail(str(error), INPUT)
     except MarlaasError as error:

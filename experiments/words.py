@@ -42,6 +42,7 @@ MEANINGS = {
     "dropped": "trajectories given up",
     "adapter_loads": "adapter versions brought into a slot",
     "adapter_load_s": "mean time of one load",
+    "preemptions": "sequences that a full replica put off and computed again",
     "kv_peak": "most tokens that turns in flight on a replica held or would hold",
     "in_flight": "turns in flight",
     "queue_depth": "complete batches that no lane works on",

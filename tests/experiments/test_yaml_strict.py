@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.yaml_strict import dump, parse, render
@@ -85,6 +85,7 @@ trees = st.recursive(
 )
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.text(min_size=1), trees, max_size=3))
 def test_what_is_dumped_parses_to_the_same(tree: dict[str, Any]) -> None:
     """Text that looks like a number stays text, a number stays a number."""
