@@ -90,8 +90,4 @@ class WorkerPool:
         for other in earlier:
             if other.spec.name == process.spec.name:
                 await other.gone()  # cancelled, so killed; its cores and its memory are wanted
-        try:
-            reason = await process.run()
-        except OSError as error:
-            reason = f"could not be started: {error}"
-        is_lost(reason)
+        is_lost(await process.run())

@@ -7,7 +7,6 @@ Knows nothing of what the messages mean.
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import struct
 from typing import IO, Literal
@@ -17,7 +16,7 @@ import msgspec
 from executor.protocols import Order, Report
 from marlaas.spec import Experiment
 
-_LENGTH = struct.Struct(">Q")
+HEAD = struct.Struct(">Q")
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,27 +53,22 @@ Message = WorkerSpec | Order | Hello | list[Report] | Crashed
 def pack(message: Message) -> bytes:
     """The frame of a message."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return _LENGTH.pack(len(body)) + body
+    return HEAD.pack(len(body)) + body
 
 
-def read(stream: IO[bytes]) -> Message:
-    """Block for the next message; raises `EOFError` when the other end is gone."""
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise EOFError
-    (length,) = _LENGTH.unpack(head)
-    body = stream.read(length)
-    if len(body) < length:
-        raise EOFError
+def unpack(body: bytes) -> Message:
+    """The message of a frame's body."""
     message: Message = pickle.loads(body)
     return message
 
 
-async def read_async(reader: asyncio.StreamReader) -> Message:
-    """Wait for the next message; raises `EOFError` when the other end is gone."""
-    try:
-        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        message: Message = pickle.loads(await reader.readexactly(length))
-    except (asyncio.IncompleteReadError, ConnectionError) as error:
-        raise EOFError from error
-    return message
+def read(stream: IO[bytes]) -> Message:
+    """Block for the next message; raises `EOFError` when the other end is gone."""
+    head = stream.read(HEAD.size)
+    if len(head) < HEAD.size:
+        raise EOFError
+    (length,) = HEAD.unpack(head)
+    body = stream.read(length)
+    if len(body) < length:
+        raise EOFError
+    return unpack(body)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from executor.protocols import Order, Report
-from executor.wire import Crashed, Hello, Message, WorkerSpec, pack, read_async
+from executor.wire import HEAD, Crashed, Hello, WorkerSpec, pack, unpack
 
 _EXIT_GRACE_S = 5.0
 _POLL_S = 0.01
@@ -41,12 +41,12 @@ class WorkerProcess:
         self._reports: asyncio.ReadTransport | None = None
 
     async def run(self) -> str:
-        """Start the process and hear it to its end; returns why it ended. Cancelling kills it.
-
-        Raises `OSError` when it cannot be started.
-        """
-        # In this thread: the kernel ties the child's life to the thread that starts it.
-        self._process = _spawn(self.spec, self._log)
+        """Start the process and hear it to its end; returns why it ended. Cancelling kills it."""
+        try:
+            # In this thread: the kernel ties the child's life to the thread that starts it.
+            self._process = _spawn(self.spec, self._log)
+        except OSError as error:
+            return f"could not be started: {error}"
         try:
             reports = await self._connect(self._process)
             return await self._hear(reports) or await self._exit_reason()
@@ -87,11 +87,13 @@ class WorkerProcess:
         while self.is_alive:  # noqa: ASYNC110 - a child process has no asyncio event
             await asyncio.sleep(_POLL_S)
 
-    async def _hear(self, reader: asyncio.StreamReader) -> str | None:
+    async def _hear(self, reports: asyncio.StreamReader) -> str | None:
+        """Pass messages on until the worker says why it ends, or (None) the pipe does."""
         while True:
             try:
-                message: Message = await read_async(reader)
-            except EOFError:
+                (length,) = HEAD.unpack(await reports.readexactly(HEAD.size))
+                message = unpack(await reports.readexactly(length))
+            except (asyncio.IncompleteReadError, OSError):
                 return None
             if isinstance(message, Crashed):
                 return message.reason
@@ -99,16 +101,18 @@ class WorkerProcess:
             self._receive(message)
 
     async def _exit_reason(self) -> str:
-        """The socket closed without a word: the exit status is all there is to tell."""
+        """The pipe closed without a word: the exit status is all there is to tell."""
         assert self._process is not None
         try:
             await asyncio.wait_for(self.gone(), _EXIT_GRACE_S)
         except TimeoutError:
             return "closed its pipe without exiting"
         status = self._process.returncode
-        if status < 0:
-            return f"killed by {signal.Signals(-status).name}; see {self._log.name}"
-        return f"exited with status {status}; see {self._log.name}"
+        if status >= 0:
+            return f"exited with status {status}; see {self._log.name}"
+        is_named = -status in {number.value for number in signal.Signals}
+        name = signal.Signals(-status).name if is_named else f"signal {-status}"
+        return f"killed by {name}; see {self._log.name}"
 
 
 def _spawn(spec: WorkerSpec, log: Path) -> subprocess.Popen[bytes]:
