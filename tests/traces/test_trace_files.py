@@ -266,10 +266,9 @@ def test_what_an_executor_wrote_survives_its_death(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     with _python(KILLED.format(path=str(path), tests=str(Path(__file__).parent))) as child:
         assert child.stdout is not None
-        for _ in range(200):
-            child.stdout.readline()
+        said = [child.stdout.readline() for _ in range(200)]
         child.send_signal(signal.SIGKILL)
-        last = int(child.stdout.read().splitlines()[-1])
+        last = int([*said, *child.stdout.read().splitlines()][-1])
     times = [event.at for event, _ in iter_records(path)]
     assert times[-1] >= last >= 200
     assert times == list(range(len(times)))
