@@ -40,6 +40,7 @@ CAUSES = (
     "train",
     "publish",
 )
+_QUEUE, _LOAD, _GENERATE, _ENVIRONMENT, _STRAGGLER, _BUFFER, _TRAIN, _PUBLISH = range(len(CAUSES))
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,10 +124,10 @@ class TaskLedger:
         until = self._until[i]
         if span.start > until:
             loading = self._loading(command, until, span.start)
-            self._times[0] += span.start - until - loading
-            self._times[1] += loading
+            self._times[_QUEUE] += span.start - until - loading
+            self._times[_LOAD] += loading
             until = span.start
-        self._times[2] += span.end - until
+        self._times[_GENERATE] += span.end - until
         self._go_on(i, span.end)
 
     def _add_environment_step(self, span: Span, command: StepEnvironment) -> None:
@@ -135,9 +136,9 @@ class TaskLedger:
         i = span.trajectory
         until = self._until[i]
         if span.start > until:
-            self._times[0] += span.start - until
+            self._times[_QUEUE] += span.start - until
             until = span.start
-        self._times[3] += span.end - until
+        self._times[_ENVIRONMENT] += span.end - until
         self._go_on(i, span.end)
         if span.ending == "ok":
             if span.answer.reward is not None:
@@ -169,14 +170,14 @@ class TaskLedger:
     def _add_training(self, span: Span) -> None:
         if span.command.step == len(self.rows):
             self._complete_batch(span.start)
-            self._work(span, 6)
+            self._work(span, _TRAIN)
             if span.ending == "ok":
                 self._trained = span
 
     def _add_publishing(self, span: Span) -> None:
         if span.command.version != len(self.rows) + 1:
             return
-        self._work(span, 7)
+        self._work(span, _PUBLISH)
         if span.ending == "ok" and self._trained is not None:
             self._commit(span.end, self._trained)
 
@@ -188,12 +189,12 @@ class TaskLedger:
         self._complete = self._since = min(at, max(self._until))
         for i in range(num):
             waited = self._complete - self._until[i]
-            self._times[4 if self._ended[i] else 0] += waited
+            self._times[_STRAGGLER if self._ended[i] else _QUEUE] += waited
 
     def _work(self, span: Span, cause: int) -> None:
         num = len(self._until)
         if span.start > self._since:
-            self._times[5] += num * (span.start - self._since)
+            self._times[_BUFFER] += num * (span.start - self._since)
             self.waits.append((self._since, span.start))
             self._since = span.start
         self._times[cause] += num * (span.end - self._since)
@@ -208,7 +209,7 @@ class TaskLedger:
             return
         for i in order.trajectories:
             if not self._ended[i]:
-                self._times[0] += at - self._until[i]
+                self._times[_QUEUE] += at - self._until[i]
                 self._until[i] = at
                 self._end(i)
 
