@@ -266,8 +266,6 @@ class Engine:
                 break
             joining.append(waiting.popleft())
         num_tokens = sum(sequence.context_tokens for sequence in joining)
-        self.counters.num_prefills += 1
-        self.counters.prefill_tokens += num_tokens
         num_adapters = len({sequence.adapter for sequence in joining})
         self._end_fs = self._start_fs + self._costs.prefill_pass_fs(num_tokens, num_adapters)
 
@@ -283,6 +281,8 @@ class Engine:
 
     def _end_prefill(self, ended: list[Sequence | Chore]) -> None:
         duration_fs = self._end_fs - self._start_fs
+        self.counters.num_prefills += 1
+        self.counters.prefill_tokens += sum(sequence.context_tokens for sequence in self._joining)
         self.counters.prefill_fs += duration_fs
         self.counters.busy_fs += duration_fs
         for sequence in self._joining:
