@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from marlaas import rollout, tasks, training, workers
+from marlaas import episodes, rollout, slots, tasks, training, turns, workers
 from marlaas.commands import Command, CreateAdapter, LoadAdapter, Publish, Train
 from marlaas.core import Core
 from marlaas.errors import IllegalEvent
@@ -46,11 +46,11 @@ def _run_started(core: Core, event: RunStarted) -> None:
 def _command_failed(core: Core, event: CommandFailed) -> None:
     order = core.orders.get(event.command)
     if order is None:
-        rollout.generate_failed(core, event.command, event.trajectory, event.reason)
-        rollout.step_failed(core, event.command, "environment_failed")
+        turns.generate_failed(core, event.command, event.trajectory, event.reason)
+        episodes.step_failed(core, event.command, "environment_failed")
     elif isinstance(order, LoadAdapter):
         del core.orders[event.command]
-        rollout.load_failed(core, order, event.reason)
+        slots.load_failed(core, order, event.reason)
     elif isinstance(order, CreateAdapter | Train | Publish):
         del core.orders[event.command]
         training.job_failed(core, order, event.reason)
@@ -63,9 +63,9 @@ def _timer_fired(core: Core, event: TimerFired) -> None:
         if kind == "order":
             workers.order_is_late(core, what)
         elif kind == "turn":
-            rollout.turn_is_late(core, what)
+            turns.turn_is_late(core, what)
         elif kind == "environment":
-            rollout.step_failed(core, what, "environment_timeout")
+            episodes.step_failed(core, what, "environment_timeout")
         else:
             rollout.trajectories_are_late(core, *what)
 
@@ -83,11 +83,11 @@ _HANDLERS: Mapping[type[Event], Callable[[Core, Any], None]] = {
     WorkerUp: workers.up,
     WorkerLost: workers.lost,
     AdapterCreated: training.adapter_created,
-    AdapterLoaded: rollout.adapter_loaded,
-    AdapterUnloaded: rollout.adapter_unloaded,
-    TurnGenerated: rollout.turn_generated,
-    EnvironmentStepped: rollout.environment_stepped,
-    TurnsAborted: rollout.turns_aborted,
+    AdapterLoaded: slots.adapter_loaded,
+    AdapterUnloaded: slots.adapter_unloaded,
+    TurnGenerated: turns.turn_generated,
+    EnvironmentStepped: episodes.environment_stepped,
+    TurnsAborted: turns.turns_aborted,
     TrainingFinished: training.training_finished,
     AdapterPublished: tasks.published,
     CommandFailed: _command_failed,
@@ -155,9 +155,9 @@ class Scheduler:
             tasks.admit(core)
             tasks.start(core)
         while core.replicas_due:
-            rollout.serve(core, core.state.replicas[core.replicas_due.popitem()[0]])
+            turns.serve(core, core.state.replicas[core.replicas_due.popitem()[0]])
         while core.environments_due:
-            rollout.step_environment(core, core.state.environments[core.environments_due.popitem()[0]])
+            episodes.step_environment(core, core.state.environments[core.environments_due.popitem()[0]])
         if core.are_lanes_due:
             core.are_lanes_due = False
             for lane in core.state.lanes.values():

@@ -5,7 +5,7 @@ Composes `rollout` and `training`; one task's end touches no other task.
 
 from __future__ import annotations
 
-from marlaas import rollout, training
+from marlaas import batches, rollout, slots, training
 from marlaas.commands import CloseTask, Outcome
 from marlaas.core import Core
 from marlaas.events import AdapterPublished, CancelRequested, PauseRequested, ResumeRequested, TaskSubmitted
@@ -51,7 +51,7 @@ def published(core: Core, event: AdapterPublished) -> None:
     """Commit a version, retire the one before it, and end the task after its last step."""
     task = training.adapter_published(core, event)
     if task is not None:
-        rollout.retire(core, task.name)
+        slots.retire(core, task.name)
         if task.version == task.spec.steps:
             close(core, task, "done", "")
 
@@ -64,7 +64,7 @@ def close(core: Core, task: Task, outcome: Outcome, reason: str) -> None:
     training.forget(core, task)
     core.state.move_task(task, outcome)
     task.reason = reason
-    rollout.retire(core, task.name)
+    slots.retire(core, task.name)
     core.issue(CloseTask, task=task.name, outcome=outcome, reason=reason)
     core.are_tasks_due = core.are_lanes_due = True
 
@@ -84,4 +84,4 @@ def admit(core: Core) -> None:
 def start(core: Core) -> None:
     """Start the rollout batches that the system lets begin."""
     for name in core.system.start(core.state):
-        rollout.start_batch(core, core.state.tasks[name])
+        batches.start_batch(core, core.state.tasks[name])

@@ -5,7 +5,7 @@ A worker that leaves an order unanswered past its deadline counts as lost and is
 
 from __future__ import annotations
 
-from marlaas import rollout, training
+from marlaas import training, turns
 from marlaas.commands import AbortTurns, Command, LoadAdapter, OpenService, StartWorker, UnloadAdapter
 from marlaas.core import Core
 from marlaas.events import WorkerLost, WorkerUp
@@ -86,7 +86,7 @@ def lose(core: Core, worker: Replica | Lane, reason: str) -> None:
     else:
         worker.move("dead")
     if isinstance(worker, Replica):
-        rollout.replica_lost(core, worker)
+        turns.replica_lost(core, worker)
     else:
         training.lane_lost(core, worker, reason)
     _fail_all_if_helpless(core)

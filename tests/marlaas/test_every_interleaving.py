@@ -41,5 +41,5 @@ def test_two_steps_two_turns_and_a_loss_always_end() -> None:
 def test_the_exploration_sees_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
     """With eviction taken out, one slot for two tasks is a dead end, and the exploration says so."""
     monkeypatch.setattr("marlaas.policies.evict_idle", lambda state, replica: None)
-    monkeypatch.setattr("marlaas.rollout.retire", lambda core, name: None)
+    monkeypatch.setattr("marlaas.slots.retire", lambda core, name: None)
     assert Graph(_small(steps=1, turns=1), losses=0).dead_ends()
