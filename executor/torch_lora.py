@@ -21,12 +21,12 @@ from marlaas.spec import LoraSpec
 
 
 class LoraSlots:
-    """The weights of `num_slots` adapters of one shape, installed on a model's linear modules by forward hooks."""
+    """The weights of `num_slots` adapters of one shape, put on a model's linear modules by forward hooks."""
 
-    def __init__(self, model: nn.Module, lora: LoraSpec, num_slots: int) -> None:
+    def __init__(self, model: Any, lora: LoraSpec, num_slots: int) -> None:
         self._rank, self._num_slots = lora.rank, num_slots
         self._mask: Tensor | None = None
-        self._active = slice(0, 0)
+        self._active = (0, 0)
         self._modules = {
             name: _Stack(module, lora, num_slots)
             for name, module in lora_modules(model, lora.targets).items()
@@ -62,7 +62,10 @@ class LoraSlots:
     def use(self, slots: Tensor, active: Collection[int]) -> None:
         """Say which slot each token of the coming passes uses ([tokens]); `active` are the distinct ones."""
         low, high = min(active), max(active) + 1
-        self._active = slice(low * self._rank, high * self._rank)
+        if (low, high) != self._active:
+            self._active = (low, high)
+            for stack in self._modules.values():
+                stack.show(slice(low * self._rank, high * self._rank))
         self._mask = None
         if high - low > 1:
             owner = torch.arange(low, high, device=slots.device).repeat_interleave(self._rank)
@@ -74,20 +77,22 @@ class LoraSlots:
 
     def _hook(self, stack: _Stack) -> Any:
         def add_adapters(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-            tokens = inputs[0].flatten(0, -2).to(stack.a.dtype)
-            low = tokens @ stack.a[self._active].T
+            low = inputs[0].flatten(0, -2).to(torch.float32) @ stack.down
             if self._mask is not None:
                 low.masked_fill_(self._mask, 0.0)  # not a product: another tenant's inf times 0 would be NaN
-            flat, back = output.flatten(0, -2), stack.b[self._active]
-            if flat.dtype == back.dtype:
-                return flat.addmm_(low, back, alpha=stack.scaling).view_as(output)
-            return (flat + (low @ back) * stack.scaling).to(output.dtype).view_as(output)
+            flat = output.flatten(0, -2)
+            if flat.dtype == torch.float32:
+                return flat.addmm_(low, stack.up, alpha=stack.scaling).view_as(output)
+            return (flat + (low @ stack.up) * stack.scaling).to(output.dtype).view_as(output)
 
         return add_adapters
 
 
 class _Stack:
-    """One module's matrices of all slots: `a` [slots × rank, in], `b` [slots × rank, out]."""
+    """One module's matrices of all slots: `a` [slots × rank, in], `b` [slots × rank, out].
+
+    `down` [in, ranks shown] and `up` [ranks shown, out] are views of the slots in use.
+    """
 
     def __init__(self, module: nn.Linear, lora: LoraSpec, num_slots: int) -> None:
         device, rows = module.weight.device, num_slots * lora.rank
@@ -95,3 +100,8 @@ class _Stack:
         self.scaling = lora.alpha / lora.rank
         self.a = torch.zeros(rows, module.in_features, device=device)
         self.b = torch.zeros(rows, module.out_features, device=device)
+        self.show(slice(0, 0))
+
+    def show(self, rows: slice) -> None:
+        """Let `down` and `up` be these rows."""
+        self.down, self.up = self.a[rows].T, self.b[rows]

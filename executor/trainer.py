@@ -5,8 +5,8 @@
     Publish       ──► v+1 on disk
 
 One set of adapter modules is laid into the base; whichever task trains has its weights copied in and out, so
-memory does not grow with the number of tasks. Weights are read-only between orders: an order that fails, or is
-given twice, has changed nothing. Owns the update; knows no scheduler and no rollout engine.
+memory does not grow with the number of tasks. Weights are read-only between orders: an order that fails, or
+is given twice, has changed nothing. Owns the update; knows no scheduler and no rollout engine.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ from marlaas.events import (
 from marlaas.spec import LanesSpec, LoraSpec, TrainingSpec
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+# Activations of so few tokens stay in a CPU's caches: a tenth faster for a tiny model, and less padding.
+_CPU_CACHE_TOKENS = 2048
 _REMEMBERED_ANSWERS = 256
 _REMEMBERED_VERSIONS = 8
 
@@ -151,13 +153,13 @@ class PeftTrainingEngine:
         moments, state = read_optimizer(Path(payload.optimizer_folder))
         if state.version != command.version or state.fingerprint != fingerprint(weights):
             raise AdapterProblem(
-                f"{payload.optimizer_folder} belongs to v{state.version} with fingerprint {state.fingerprint},"
-                f" not to {command.task}-v{command.version} in {folder}"
+                f"{payload.optimizer_folder} is of v{state.version} with fingerprint {state.fingerprint},"
+                f" not of {command.task}-v{command.version} in {folder}"
             )
         return Version(lora, state.version, state.num_updates, state.seed, weights, moments)
 
     def _commit(self, version: Version, adapter: str, optimizer: str, cursor: dict[str, int]) -> None:
-        """Make a version durable: the optimizer first, so that an adapter on disk can always be trained on."""
+        """Make a version durable; the optimizer first, so that what is loadable is trainable."""
         state = TrainingState(
             version=version.number,
             num_updates=version.num_updates,
@@ -202,10 +204,13 @@ class PeftTrainingEngine:
     def _gradients(
         self, policy: LoraPolicy, payload: TrainingBatch, advantage: dict[int, float], update: bool
     ) -> Sums:
-        """Run every micro-batch; leave the mean loss's gradients in the policy if there is to be an update."""
+        """Run every micro-batch; leave the mean loss's gradients in the policy if `update`."""
         num_sampled = sum(sum(sample.sampled) for sample in payload.samples)
         total, training = Sums(), payload.training
-        batches = micro_batches(payload.samples, advantage, training.micro_batch_tokens, self._base.device)
+        budget = training.micro_batch_tokens
+        if self._base.device.type == "cpu":
+            budget = min(budget, _CPU_CACHE_TOKENS)
+        batches = micro_batches(payload.samples, advantage, budget, self._base.device)
         with torch.set_grad_enabled(update):
             for batch in batches:
                 loss, sums = loss_sum(policy.logits(batch), batch, training, payload.temperature)
