@@ -91,10 +91,10 @@ def _make_room(out: Path) -> None:
 
 def _fit(measured: Path, profile: Path) -> Path:
     from sim.calibrate import calibrate
-
     from sim.profile import dump_profile
 
-    profile.write_text(dump_profile(calibrate([measured])), encoding="utf-8")
+    fitted, _ = calibrate([measured])
+    profile.write_text(dump_profile(fitted), encoding="utf-8")
     return profile.resolve()
 
 
