@@ -33,6 +33,10 @@ class LoraPolicy:
             for name, parameter in self._model.named_parameters()
             if parameter.requires_grad
         }
+        for parameter in self.parameters.values():
+            parameter.data = (
+                parameter.data.float()
+            )  # whatever the base, as PeftModel does: small steps must count
         found = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
         assert found == self.shapes, "PEFT adapts other modules than the rollout engine would"
 

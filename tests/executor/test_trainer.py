@@ -23,8 +23,8 @@ TRAINING = TrainingSpec(lr=1e-2, micro_batch_tokens=100)
 class Lane:
     """A training engine driven by hand; folders under one run folder."""
 
-    def __init__(self, run: Path, lora: LoraSpec = LORA) -> None:
-        self.engine = PeftTrainingEngine("lane-0", tiny_base(), LanesSpec())
+    def __init__(self, run: Path, lora: LoraSpec = LORA, dtype: str = "float32") -> None:
+        self.engine = PeftTrainingEngine("lane-0", tiny_base(), LanesSpec(), dtype=dtype)
         self.run, self.lora = run, lora
         self.next_id = 0
 
@@ -143,13 +143,14 @@ def test_an_update_in_micro_batches_equals_one_plain_step(tmp_path: Path) -> Non
     assert fingerprint(trained) != fingerprint(lane.weights(0))
 
 
-def test_on_policy_samples_show_no_gap_and_no_clipping(tmp_path: Path) -> None:
-    """What a replica samples with a published version, the trainer finds exactly as likely."""
-    lane = Lane(tmp_path)
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-5), ("bfloat16", 0.05), ("float16", 0.01)])
+def test_on_policy_samples_show_no_gap_and_no_clipping(tmp_path: Path, dtype: str, most: float) -> None:
+    """What a replica samples with a published version, the trainer finds as likely, up to rounding."""
+    lane = Lane(tmp_path, dtype=dtype)
     lane.create()
     lane.train(0, samples(1))
     published = lane.publish(1)
-    replica = Replica(tmp_path / "replica")
+    replica = Replica(tmp_path / "replica", dtype=dtype)
     folder = lane.folders("t", 1)["adapter_folder"]
     payload = AdapterFolder(folder=folder, fingerprint=published.fingerprint)
     replica.order(LoadAdapter, payload, task="t", version=1)
@@ -170,9 +171,9 @@ def test_on_policy_samples_show_no_gap_and_no_clipping(tmp_path: Path) -> None:
             )
         )
     stats = lane.train(1, batch).stats
-    assert stats.logprob_gap < 1e-5
+    assert 0 < stats.logprob_gap < most
     assert stats.clip_fraction == 0
-    assert abs(stats.kl) < 1e-8
+    assert abs(stats.kl) < most**2
     assert abs(stats.loss) < 0.5
     assert stats.grad_norm > 0
 

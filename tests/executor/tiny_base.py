@@ -96,9 +96,11 @@ def peft_model(folders: dict[str, str]) -> Any:
 class Replica:
     """An engine, the orders it was given and all it has reported."""
 
-    def __init__(self, folder: Path, eos: tuple[int, ...] = (), **replicas: Any) -> None:
+    def __init__(
+        self, folder: Path, eos: tuple[int, ...] = (), dtype: str = "float32", **replicas: Any
+    ) -> None:
         spec = ReplicasSpec(**replicas)
-        self.engine = TorchRolloutEngine("replica-0", tiny_base(), spec, LORA, eos_token_ids=eos)
+        self.engine = TorchRolloutEngine("replica-0", tiny_base(), spec, LORA, dtype=dtype, eos_token_ids=eos)
         self.folder = folder
         self.reports: list[Report] = []
         self._next_id = 0
