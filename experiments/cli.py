@@ -211,9 +211,10 @@ def evaluate(run: RunFolder) -> None:
     """Solve held-out problems with the first and last version of each task of an executed run."""
     from experiments import run as runs
     from experiments.load import load_experiment
-    from traces.reader import find_trace
+    from traces.reader import read_header
 
-    find_trace(run)
+    if read_header(run).world != "executor":
+        raise InputError(str(run), "a simulated run trained nothing", "wanted a run of `marlaas execute`")
     _print_evaluation(runs.evaluate(load_experiment(run / runs.RESOLVED), run))
 
 

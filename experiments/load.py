@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _ROOT = Path(__file__).parent.parent
 MODELS = _ROOT / "executor" / "models"
-PROFILES = _ROOT / "sim" / "profiles"
+PROFILES = _ROOT / "experiments" / "profiles"
 
 
 def load_experiment(path: Path, settings: Iterable[str] = (), system: str | None = None) -> Experiment:

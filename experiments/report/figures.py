@@ -107,27 +107,30 @@ def utilisation(runs: Runs) -> Figure:
 
 def rewards(runs: Runs) -> Figure:
     """Does every task learn? Mean reward of each step, thin, and smoothed, thick."""
-    tasks = [task for task in _all_tasks(runs) if any(run.rewards.get(task) for run in runs)]
+    learned = [run for run in runs if any(run.rewards.values())]
+    tasks = [task for task in _all_tasks(learned) if any(run.rewards.get(task) for run in learned)]
     columns = min(len(tasks), 4) or 1
     num_rows = -(-len(tasks) // columns) or 1
     figure = Figure(figsize=(style.WIDTH_IN, 0.6 + 2.4 * num_rows), layout="constrained")
     grid = figure.subplots(num_rows, columns, sharex=True, sharey=True, squeeze=False)
     wheel = style.colours([run.label for run in runs])
     for axis, task in zip(grid.flat, tasks, strict=False):
-        for run in runs:
-            values = run.rewards.get(task, [])
+        for number, run in enumerate(learned):
+            values, colour = run.rewards.get(task, []), wheel[run.label]
             steps = np.arange(1, len(values) + 1)
-            axis.plot(steps, values, color=wheel[run.label], linewidth=0.8, alpha=0.5)
-            axis.plot(steps, smooth(values), color=wheel[run.label], linewidth=2)
+            dashes = ("-", "--", ":", "-.")[number % 4]  # equal curves lie on one another and stay visible
+            axis.plot(steps, values, color=colour, linewidth=0.8, alpha=0.5, linestyle=dashes)
+            axis.plot(steps, smooth(values), color=colour, linewidth=max(1.5, 3.5 - number), linestyle=dashes)
         axis.set(title=task)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    grid[0, 0].set_ylim(bottom=min(0.0, grid[0, 0].get_ylim()[0]))
     for axis in grid.flat[len(tasks) :]:
         axis.set_visible(False)
     for axis in grid[-1]:
         axis.set_xlabel("step")
     for axis in grid[:, 0]:
         axis.set_ylabel("mean reward")
-    _legend(figure, wheel, "")
+    _legend(figure, {run.label: wheel[run.label] for run in learned}, "")
     return figure
 
 
