@@ -1,7 +1,7 @@
 """The store of adapters: ordinary PEFT folders, written atomically, each with a fingerprint of its weights.
 
     adapters/<task>/v<k>/    adapter_config.json, adapter_model.safetensors, README.md
-    optimizer/<task>/v<k>/   optimizer.safetensors (AdamW moments), state.json (version, seed, cursor, fingerprint)
+    optimizer/<task>/v<k>/   optimizer.safetensors (AdamW moments), state.json (version, seed, cursor, ...)
 
 Owns names, files and what "committed" means on disk: a folder that exists under its own name is whole. Knows
 neither rollout nor training.
@@ -16,6 +16,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -56,13 +57,13 @@ class _Config(msgspec.Struct, frozen=True):
     target_modules: str | list[str]
 
 
-def lora_modules(model: nn.Module, targets: str | tuple[str, ...]) -> dict[str, nn.Linear]:
+def lora_modules(model: Any, targets: str | tuple[str, ...]) -> dict[str, nn.Linear]:
     """The linear modules an adapter adapts, by name, in model order; PEFT's rules.
 
-    `all-linear` is every linear module but the output head; another string is a regular expression for the whole
-    name; a tuple holds names or last parts of names.
+    `all-linear` is every linear module but the output head; another string is a regular expression for the
+    whole name; a tuple holds names or last parts of names.
     """
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head = model.get_output_embeddings()
     linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
     if targets == "all-linear":
         return linear
@@ -110,7 +111,7 @@ def write_adapter(folder: Path, tensors: Mapping[str, Tensor], lora: LoraSpec, b
     from peft import LoraConfig
 
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-    config = LoraConfig(
+    config: Any = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         target_modules=targets,
@@ -159,7 +160,7 @@ def read_adapter(folder: Path, lora: LoraSpec, shapes: Mapping[str, tuple[int, .
 
 
 def write_optimizer(folder: Path, tensors: Mapping[str, Tensor], state: TrainingState) -> None:
-    """Commit what resuming needs beside the adapter, and drop the task's optimizer folders but the last two."""
+    """Commit what resuming needs beside the adapter; of the task's optimizer folders keep the last two."""
     text = msgspec.json.format(msgspec.json.encode(state))
     _commit(folder, {MOMENTS: save(dict(tensors)), STATE: text})
     for old in folder.parent.glob("v*"):

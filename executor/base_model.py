@@ -49,14 +49,14 @@ def choose_device(wanted: str, num_devices: int = 1) -> torch.device:
 
 
 def load_base(folder: str, dtype: str, device: torch.device, attention: str = "sdpa") -> BaseModel:
-    """Read a Hugging Face causal LM folder; nothing is ever downloaded. `attention` names an implementation."""
+    """Read a Hugging Face causal LM folder, never a hub; `attention` names an attention implementation."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     if not (Path(folder) / "config.json").is_file():
         raise InputError("model.path", f"no model at {folder}", "a Hugging Face folder with config.json")
-    logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation=attention, local_files_only=True
     )
     model.eval().requires_grad_(False).to(device)

@@ -39,9 +39,9 @@ def advantages(samples: Sequence[Sample]) -> dict[int, float]:
 class MicroBatch(NamedTuple):
     """Samples padded to the right to one length; all tensors are on one device.
 
-    `tokens` [samples, length]; `targets`, `sampler_logprobs`, `advantages` [sampled tokens], in row-major order of
-    the True cells of `sampled` [samples, length − first], which begins at column `first`: no token before it
-    was sampled in any row.
+    `tokens` [samples, length]; `targets`, `sampler_logprobs`, `advantages` [sampled tokens], in row-major
+    order of the True cells of `sampled` [samples, length − first], which begins at column `first`: no token
+    before it was sampled in any row.
     """
 
     tokens: Tensor
@@ -102,8 +102,8 @@ def loss_sum(
     """The loss summed over a micro-batch's sampled tokens, with gradient, and what there is to report.
 
     `logits` [sampled tokens, vocabulary] predict `batch.targets`. The policy that is improved is the one that
-    sampled: softmax(logits / temperature). The sampler reports log-probabilities at temperature 1, so its difference
-    from the trainer is taken there (`gap`, and `kl` by the estimator E[r − 1 − log r]).
+    sampled: softmax(logits / temperature). The sampler reports log-probabilities at temperature 1, so its
+    difference from the trainer is taken there (`gap`, and `kl` by the estimator E[r − 1 − log r]).
     """
     logits = logits.float()
     tempered = -torch.nn.functional.cross_entropy(logits / temperature, batch.targets, reduction="none")

@@ -1,4 +1,4 @@
-"""The running batch: one row per turn, all of a row's state in tensors, so an iteration has no loop over rows.
+"""The running batch: one row per turn, all its state in tensors, so that an iteration has no loop over rows.
 
     join(turns)   one packed prefill pass; each new row gets its first token
     decode()      one more token for every row
@@ -23,7 +23,7 @@ from executor.torch_cache import RowCache
 from executor.torch_lora import LoraSlots
 from executor.torch_sampling import sample
 
-# Columns of a row's integers: its last token and where that goes, tokens made and allowed, and how to make them.
+# Columns of a row's integers: its last token, where that goes, tokens made and allowed, adapter slot, seed.
 _TOKEN, _POSITION, _MADE, _ALLOWED, _SLOT, _SEED = range(6)
 
 
@@ -46,7 +46,7 @@ class Batch:
     def __init__(self, base: BaseModel, slots: LoraSlots, max_rows: int) -> None:
         self.turns: list[Turn] = []
         self._base, self._slots, self._cache = base, slots, RowCache(max_rows)
-        self._max_rows, device = max_rows, base.device
+        device = base.device
         self._ints = torch.zeros(max_rows, 6, dtype=torch.int64, device=device)
         self._temperatures = torch.ones(max_rows, device=device)
         self._tokens = torch.zeros(max_rows, 0, dtype=torch.int64, device=device)
@@ -69,26 +69,23 @@ class Batch:
 
     @torch.inference_mode()
     def join(self, turns: Sequence[Turn]) -> list[int]:
-        """Add turns, read their contexts and sample a first token of each; the rows that are finished by it."""
+        """Add turns, read their contexts, sample a first token of each; the rows that are finished by it."""
         groups: dict[tuple[int, tuple[int, ...]], list[Turn]] = {}
         for turn in turns:
             groups.setdefault((turn.slot, tuple(turn.request.context)), []).append(turn)
         first = len(self.turns)
-        for members in groups.values():
-            for turn in members:
-                self._add(turn)
-        logits = self._prefill(list(groups), [len(m) for m in groups.values()], first)
+        self._enter([turn for members in groups.values() for turn in members])
+        logits = self._prefill(list(groups), [len(members) for members in groups.values()], first)
         return self._sample(first, logits)
 
     @torch.inference_mode()
     def decode(self) -> list[int]:
         """Sample one more token of every row; the rows that are finished by it."""
-        self._iteration += 1
         rows = self._ints[: len(self.turns)]
         positions = rows[:, _POSITION]
-        longest = max(self._offsets) + self._iteration - 1
-        self._cache.decode(len(self.turns), positions, longest)
+        self._cache.decode(positions, longest=max(self._offsets) + self._iteration - 1)
         self._slots.use(rows[:, _SLOT], self._per_slot)
+        self._iteration += 1
         return self._sample(0, self._forward(rows[:, _TOKEN], positions, None))
 
     @torch.inference_mode()
@@ -110,32 +107,40 @@ class Batch:
         target = sorted(row for row in gone if row < keep)
         source = [row for row in range(keep, len(self.turns)) if row not in gone]
         if source:
-            longest = self._iteration + max(self._offsets[row] for row in source)
-            self._move(
-                torch.tensor(source, device=self._eos.device),
-                torch.tensor(target, device=self._eos.device),
-                longest,
-            )
+            self._move(source, target)
         for old, new in zip(source, target, strict=True):
             self.turns[new], self._offsets[new] = self.turns[old], self._offsets[old]
         del self.turns[keep:], self._offsets[keep:]
 
-    def _add(self, turn: Turn) -> None:
-        request, row = turn.request, len(self.turns)
-        length = len(request.context)
-        self.turns.append(turn)
-        self._per_slot[turn.slot] += 1
-        self._offsets.append(length + 1 - self._iteration)
-        state = [0, length - 1, 0, request.max_new_tokens, turn.slot, request.seed]
-        self._ints[row] = torch.tensor(state, device=self._ints.device)
-        self._temperatures[row] = request.temperature
-        short = request.max_new_tokens - self._tokens.shape[1]
+    def _enter(self, turns: Sequence[Turn]) -> None:
+        """Give turns the rows after the last, in order."""
+        rows = slice(len(self.turns), len(self.turns) + len(turns))
+        requests = [turn.request for turn in turns]
+        state = [
+            [
+                0,
+                len(turn.request.context) - 1,
+                0,
+                turn.request.max_new_tokens,
+                turn.slot,
+                _signed(turn.request.seed),
+            ]
+            for turn in turns
+        ]
+        self._ints[rows] = torch.tensor(state, device=self._ints.device)
+        self._temperatures[rows] = torch.tensor([request.temperature for request in requests]).to(
+            self._ints.device
+        )
+        self.turns.extend(turns)
+        self._offsets.extend(len(request.context) + 1 - self._iteration for request in requests)
+        self._per_slot.update(turn.slot for turn in turns)
+        short = max(request.max_new_tokens for request in requests) - self._tokens.shape[1]
         if short > 0:
             self._tokens = torch.nn.functional.pad(self._tokens, (0, short))
             self._logprobs = torch.nn.functional.pad(self._logprobs, (0, short))
 
     def _prefill(self, groups: list[tuple[int, tuple[int, ...]]], sizes: list[int], first: int) -> Tensor:
-        """Read each group's context once and store it in all its rows; logits of the last position, [rows, vocabulary]."""
+        """Read each group's context once, for all its rows; logits of its end, [rows, vocabulary]."""
         device, lengths, row = self._ints.device, [len(context) for _, context in groups], first
         rows = []
         for size in sizes:
@@ -177,7 +182,14 @@ class Batch:
         ended = (made >= rows[:, _ALLOWED]) | torch.isin(tokens, self._eos) | ~logprobs.isfinite()
         return [first + int(i) for i in ended.nonzero().flatten().tolist()]
 
-    def _move(self, source: Tensor, target: Tensor, longest: int) -> None:
+    def _move(self, source: list[int], target: list[int]) -> None:
+        longest = self._iteration + max(self._offsets[row] for row in source)
+        old, new = (torch.tensor(rows, device=self._ints.device) for rows in (source, target))
         for state in (self._ints, self._temperatures, self._tokens, self._logprobs):
-            state[target] = state[source]
-        self._cache.move(source, target, longest)
+            state[new] = state[old]
+        self._cache.move(old, new, longest)
+
+
+def _signed(seed: int) -> int:
+    """The same 64 bits as a signed integer."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,20 +1,20 @@
-"""The embedded rollout engine: iteration-level batching of many adapters over one frozen Hugging Face causal LM.
+"""The embedded rollout engine: iteration-level batching of many adapters over one Hugging Face causal LM.
 
     orders ──► slots (load, unload)      waiting (first come, first served) ──► batch ──► reports
                Generate ─────────────────►                    join when rows and KV tokens allow
 
 Turns of any tasks, adapters and versions join and leave at every iteration. A turn joins only if all running
-turns could grow to their limits within `kv_tokens`, so none is ever preempted and the oldest always progresses.
-A turn's KV is dropped when it ends; its next turn reads the whole context again.
+turns could grow to their limits within `kv_tokens`, so none is ever preempted and the oldest always
+progresses. A turn's KV is dropped when it ends; its next turn reads the whole context again.
 
 Owns orders, slots by name, admission and counters; knows nothing of schedulers, rewards or training.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,13 +23,13 @@ from executor.base_model import choose_device, load_base
 from executor.protocols import AdapterFolder, Order, Report, TurnRequest, TurnRequests, TurnResult
 from executor.torch_batch import Batch, Turn
 from executor.torch_cache import ATTENTION
+from executor.torch_counters import Counters
 from executor.torch_lora import LoraSlots
 from marlaas.commands import AbortTurns, Generate, LoadAdapter, UnloadAdapter
 from marlaas.events import (
     AdapterLoaded,
     AdapterUnloaded,
     CommandFailed,
-    EngineMeasured,
     Event,
     TurnGenerated,
     TurnsAborted,
@@ -39,7 +39,6 @@ from marlaas.spec import LoraSpec, ReplicasSpec
 _PREFILL_TOKENS = (
     2048  # a pass reads at most so many, so that a burst of new turns does not stall the running ones
 )
-_REPORT_NS = 250_000_000
 
 
 class Resident(NamedTuple):
@@ -75,7 +74,8 @@ class TorchRolloutEngine:
         self._waiting: deque[Turn] = deque()
         self._reserved_tokens = 0
         self._reports: list[Report] = []
-        self._counters = _Counters(worker)
+        self._counters = Counters(worker)
+        self._warm_up()
 
     def start(self, order: Order) -> None:
         """Take a LoadAdapter, UnloadAdapter, Generate or AbortTurns order; its answers come from `step`."""
@@ -117,20 +117,22 @@ class TorchRolloutEngine:
 
     def _load(self, command: LoadAdapter, payload: AdapterFolder) -> None:
         name = Resident(command.task, command.version)
-        if name not in self._resident:
-            if None not in self._resident:
-                raise AdapterProblem(f"all {len(self._resident)} slots hold an adapter; unload one first")
-            slot = self._resident.index(None)
-            self._slots.load(slot, read_adapter(Path(payload.folder), self._lora, self._slots.shapes()))
-            self._resident[slot] = name
-        slot = self._resident.index(name)
+        is_new = name not in self._resident
+        slot = self._fill_slot(payload) if is_new else self._resident.index(name)
         held = fingerprint(self._slots.held(slot))
         if held != payload.fingerprint:
-            self._free(slot)
-            raise AdapterProblem(
-                f"{payload.folder}: weights have fingerprint {held}, wanted {payload.fingerprint}"
-            )
+            if is_new:
+                self._slots.clear(slot)
+            raise AdapterProblem(f"{payload.folder} has fingerprint {held}, wanted {payload.fingerprint}")
+        self._resident[slot] = name
         self._report(AdapterLoaded(at=0, command=command.id, fingerprint=held))
+
+    def _fill_slot(self, payload: AdapterFolder) -> int:
+        if None not in self._resident:
+            raise AdapterProblem(f"all {len(self._resident)} slots hold an adapter; unload one first")
+        slot = self._resident.index(None)
+        self._slots.load(slot, read_adapter(Path(payload.folder), self._lora, self._slots.shapes()))
+        return slot
 
     def _unload(self, command: UnloadAdapter) -> None:
         name = Resident(command.task, command.version)
@@ -138,12 +140,9 @@ class TorchRolloutEngine:
             slot = self._resident.index(name)
             if any(turn.slot == slot for turn in (*self._batch.turns, *self._waiting)):
                 raise AdapterProblem(f"{name.task}-v{name.version} has running turns")
-            self._free(slot)
+            self._slots.clear(slot)
+            self._resident[slot] = None
         self._report(AdapterUnloaded(at=0, command=command.id))
-
-    def _free(self, slot: int) -> None:
-        self._slots.clear(slot)
-        self._resident[slot] = None
 
     def _generate(self, command: Generate, requests: list[TurnRequest]) -> None:
         name = Resident(command.task, command.version)
@@ -186,6 +185,7 @@ class TorchRolloutEngine:
         while turns := self._next_turns():
             began = time.perf_counter_ns()
             finished = self._batch.join(turns)
+            # Contexts that turns share are read once but counted for each: cost per token of context served.
             num_tokens = sum(len(turn.request.context) for turn in turns)
             self._counters.prefilled(num_tokens, time.perf_counter_ns() - began)
             self._finish(finished)
@@ -194,16 +194,23 @@ class TorchRolloutEngine:
 
     def _next_turns(self) -> list[Turn]:
         turns: list[Turn] = []
-        num_tokens = 0
+        contexts: set[tuple[int, tuple[int, ...]]] = set()
         while self._waiting and len(self._batch.turns) + len(turns) < self._replicas.max_num_seqs:
             turn = self._waiting[0]
-            num_tokens += len(turn.request.context)
+            contexts.add((turn.slot, tuple(turn.request.context)))
             fits = self._reserved_tokens + turn.num_tokens <= self._replicas.kv_tokens
-            if not fits or (turns and num_tokens > _PREFILL_TOKENS):
+            if not fits or (turns and sum(len(context) for _, context in contexts) > _PREFILL_TOKENS):
                 break
             self._reserved_tokens += turn.num_tokens
             turns.append(self._waiting.popleft())
         return turns
+
+    def _warm_up(self) -> None:
+        """One turn through the bare model: pays first-time costs, refuses a model that cannot work here."""
+        request = TurnRequest(trajectory=0, context=[0], max_new_tokens=2, temperature=1.0, seed=0)
+        self._batch.join([Turn(0, 0, request)])
+        self._batch.decode()
+        self._batch.leave([0])
 
     def _decode(self) -> None:
         self._counters.iteration(self._batch)
@@ -218,7 +225,7 @@ class TorchRolloutEngine:
 
     def _answer(self, turn: Turn, result: TurnResult) -> None:
         trajectory = turn.request.trajectory
-        if not all(-float("inf") < value <= 1e-3 for value in result.logprobs):
+        if not all(math.isfinite(logprob) for logprob in result.logprobs):
             return self._fail(turn.command, trajectory, "the model's output is not finite")
         adapter = self._resident[turn.slot]
         assert adapter is not None, "a slot with running turns is never freed"
@@ -242,48 +249,3 @@ class TorchRolloutEngine:
 
     def _report(self, event: Event, payload: TurnResult | None = None) -> None:
         self._reports.append(Report(event=event, payload=payload))
-
-
-class _Counters:
-    """What `EngineMeasured` reports, since the last report."""
-
-    def __init__(self, worker: str) -> None:
-        self._worker = worker
-        self._reset()
-
-    def _reset(self) -> None:
-        self._iterations = self._busy_ns = self._sequences = self._kv_tokens = self._adapters = 0
-        self._prefills = self._prefill_tokens = self._prefill_ns = 0
-
-    def iteration(self, batch: Batch) -> None:
-        self._iterations += 1
-        self._sequences += len(batch.turns)
-        self._kv_tokens += batch.num_kv_tokens
-        self._adapters += batch.num_adapters
-
-    def prefilled(self, num_tokens: int, elapsed_ns: int) -> None:
-        self._prefills += 1
-        self._prefill_tokens += num_tokens
-        self._prefill_ns += elapsed_ns
-
-    def busy(self, elapsed_ns: int) -> None:
-        self._busy_ns += elapsed_ns
-
-    def is_due(self, idle: bool) -> bool:
-        return idle or self._busy_ns >= _REPORT_NS
-
-    def take(self) -> EngineMeasured:
-        measured = EngineMeasured(
-            at=0,
-            worker=self._worker,
-            num_iterations=self._iterations,
-            busy_ns=self._busy_ns,
-            sequences_sum=self._sequences,
-            kv_tokens_sum=self._kv_tokens,
-            adapters_sum=self._adapters,
-            num_prefills=self._prefills,
-            prefill_tokens=self._prefill_tokens,
-            prefill_ns=self._prefill_ns,
-        )
-        self._reset()
-        return measured

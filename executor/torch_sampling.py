@@ -23,14 +23,14 @@ def uniform(seeds: Tensor, indices: Tensor) -> Tensor:
 def sample(logits: Tensor, temperatures: Tensor, seeds: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """One token per row by inverse CDF at the row's temperature (0 = the likeliest), and its log-probability.
 
-    `logits` is [rows, vocabulary]; the rest [rows]. The log-probability is at temperature 1 over the full vocabulary.
+    `logits` is [rows, vocabulary], the rest [rows]. The log-probability is at temperature 1, full vocabulary.
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     scaled = logprobs / temperatures.clamp_min(1e-6).unsqueeze(1)
     mass = torch.softmax(scaled, dim=-1).cumsum(dim=-1)
     target = uniform(seeds, indices).unsqueeze(1) * mass[:, -1:]
     drawn = torch.searchsorted(mass, target, right=True).squeeze(1)
-    # Rounding may put the target at the very end; NaN rows land there too and are caught by their log-probability.
+    # Rounding may put the target at the very end; rows of NaN land there too: their log-probability tells.
     drawn = drawn.clamp_max(logits.shape[-1] - 1)
     tokens = torch.where(temperatures > 0, drawn, logprobs.argmax(dim=-1))
     return tokens, logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)

@@ -13,7 +13,7 @@ from executor.adapters import fingerprint, read_adapter, read_optimizer
 from executor.grpo import MicroBatch, advantages, loss_sum, micro_batches
 from executor.protocols import AdapterFolder, NewAdapter, NextVersion, Order, Sample, TrainingBatch
 from executor.trainer import PeftTrainingEngine
-from marlaas.commands import CreateAdapter, LoadAdapter, Publish, Train
+from marlaas.commands import CreateAdapter, LoadAdapter, Publish, Train, UnloadAdapter
 from marlaas.events import AdapterCreated, AdapterPublished, CommandFailed, TrainingFinished, TrainingStats
 from marlaas.spec import LanesSpec, LoraSpec, TrainingSpec
 
@@ -393,3 +393,35 @@ def test_stats_of_a_run_are_plain_numbers(tmp_path: Path) -> None:
     stats = lane.train(0, samples(1)).stats
     assert isinstance(stats, TrainingStats)
     assert all(isinstance(getattr(stats, name), bool | int | float) for name in stats.__struct_fields__)
+
+
+def test_rollouts_and_updates_together_learn(tmp_path: Path) -> None:
+    """Rewarded for one token, a policy says it far more often after ten versions, each loaded and proved."""
+    lane, replica = Lane(tmp_path), Replica(tmp_path / "replica", slots=1)
+    fingerprint_now, shares = lane.create().fingerprint, []
+    for version in range(10):
+        folder = lane.folders("t", version)["adapter_folder"]
+        payload = AdapterFolder(folder=folder, fingerprint=fingerprint_now)
+        replica.order(LoadAdapter, payload, task="t", version=version)
+        command = replica.generate(
+            "t", version, [turn(i, [3, i // 8], 6, seed=1000 * version + i) for i in range(64)]
+        )
+        replica.run()
+        batch = []
+        for i in range(64):
+            result = replica.turns()[command, i][1]
+            batch.append(
+                Sample(
+                    trajectory=i,
+                    group=i // 8,
+                    tokens=[3, i // 8, *result.tokens],
+                    sampled=[False] * 2 + [True] * 6,
+                    logprobs=[0.0] * 2 + result.logprobs,
+                    reward=result.tokens.count(5) / 6,
+                )
+            )
+        shares.append(sum(sample.reward for sample in batch) / 64)
+        lane.train(version, batch, training=TrainingSpec(lr=1e-2))
+        fingerprint_now = lane.publish(version + 1).fingerprint
+        replica.order(UnloadAdapter, task="t", version=version)
+    assert shares[-1] > shares[0] + 0.3
