@@ -63,7 +63,7 @@ class WorkerPool:
         if name in self._present:
             self._present[name][1].cancel()
         process = WorkerProcess(self._specs[name], self._folder.log(name), receive)
-        self._processes = [p for p in self._processes if p.is_alive] + [process]
+        self._processes = [p for p in self._processes if not p.has_ended] + [process]
         task = self._background.spawn(self._supervise(process, self._processes[:-1], is_lost))
         self._present[name] = process, task
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from executor.background import Background
 from executor.clock import Clock
-from executor.environments import latency_s
+from executor.environments import Observation, latency_s
 from executor.transcripts import Key, Transcripts
 from executor.worker import one_line
 from marlaas.commands import StepEnvironment
@@ -48,26 +48,31 @@ class EnvironmentSteps:
         self.cancel([key for key in self._present if key[0] == name])
 
     async def _step(self, command: StepEnvironment, key: Key, emit: Callable[[Event], None]) -> None:
-        me = asyncio.current_task()
+        answer: Observation | Exception
         try:
-            event = await self._answer(command, key)
+            answer = await self._answer(command, key)
         except Exception as error:  # noqa: BLE001 - whatever an environment does is data
-            event = CommandFailed(at=self._clock.now(), command=command.id, reason=one_line(error))
-        if self._present.get(key) is me:  # an environment may have swallowed its cancellation
-            del self._present[key]
-            emit(event)
+            answer = error
+        if self._present.get(key) is not asyncio.current_task():
+            return  # an environment may swallow its cancellation; its answer is not wanted any more
+        del self._present[key]
+        if isinstance(answer, Exception):
+            emit(CommandFailed(at=self._clock.now(), command=command.id, reason=one_line(answer)))
+            return
+        num_tokens = self._transcripts.record_answer(key, command.turn, answer)
+        emit(
+            EnvironmentStepped(
+                at=self._clock.now(),
+                command=command.id,
+                done=answer.done,
+                reward=answer.reward,
+                observation_tokens=num_tokens,
+            )
+        )
 
-    async def _answer(self, command: StepEnvironment, key: Key) -> Event:
+    async def _answer(self, command: StepEnvironment, key: Key) -> Observation:
         latency = self._experiment.environments[command.environment].latency_s
         seconds = latency_s(latency, self._experiment.seed, *key, command.turn)
         if seconds > 0:
             await asyncio.sleep(seconds)
-        answer = await self._transcripts.ask(key, command.turn)
-        num_tokens = self._transcripts.record_answer(key, command.turn, answer)
-        return EnvironmentStepped(
-            at=self._clock.now(),
-            command=command.id,
-            done=answer.done,
-            reward=answer.reward,
-            observation_tokens=num_tokens,
-        )
+        return await self._transcripts.ask(key, command.turn)

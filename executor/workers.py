@@ -79,8 +79,13 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process was started and has not ended."""
+        """Whether the process has been started and has not ended."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process was started and has ended."""
+        return self._process is not None and not self.is_alive
 
     async def gone(self) -> None:
         """Wait until the killed process has left its memory and its cores."""

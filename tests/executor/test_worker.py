@@ -141,6 +141,17 @@ def test_a_worker_that_cannot_go_on_says_why(tmp_path: Path, engine: str, reason
         assert "Traceback" in (tmp_path / "logs" / "replica-0.log").read_text()
 
 
+def test_a_worker_that_cannot_be_started_says_why(tmp_path: Path) -> None:
+    """Here the place of its log is taken by a file."""
+    (tmp_path / "logs").write_text("")
+
+    async def wait(worker: WorkerProcess, said: Said) -> None:
+        assert not worker.is_alive
+
+    _, told = with_worker(tmp_path, "WatermarkReplica", wait, kill=False)
+    assert told.startswith("could not be started: ")
+
+
 def test_a_killed_worker_is_told_by_its_signal(tmp_path: Path) -> None:
     """As an out-of-memory killer would do it."""
 
@@ -187,9 +198,12 @@ def test_a_worker_ends_when_its_driver_lets_go_of_it(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdin.write(pack(spec("SpinningReplica")) + pack(GENERATE))
         process.stdin.flush()
-        assert isinstance(read(process.stdout), Hello)
-        process.stdin.close()
-        assert process.wait(5) == 0
+        try:
+            assert isinstance(read(process.stdout), Hello)
+            process.stdin.close()
+            assert process.wait(5) == 0
+        finally:
+            process.kill()
 
 
 def test_last_words_are_heard_though_orders_meet_a_dead_worker(tmp_path: Path) -> None:
