@@ -1,6 +1,7 @@
 """Whole runs in real processes: scripted engines, the real scheduler, and what goes wrong."""
 
 import asyncio
+import gc
 import json
 import math
 import subprocess
@@ -18,6 +19,7 @@ from scripted_runs import GOOD, Answer, Memory, assert_replays, scripted, small
 
 from executor.driver import execute
 from executor.environments import Observation, Problem
+from executor.transcripts import Episode
 from marlaas.commands import Command, DropTrajectories, Generate, OpenService, StepEnvironment
 from marlaas.events import (
     AdapterPublished,
@@ -63,6 +65,18 @@ def test_two_tasks_run_to_their_end_and_the_record_replays(tmp_path: Path) -> No
             written = json.loads((tmp_path / "adapters" / task / f"v{version}" / "adapter.json").read_text())
             assert written == {"mark": mark(task, version)}
     assert_replays(experiment, memory.entries)
+
+
+def test_a_committed_step_is_forgotten(tmp_path: Path) -> None:
+    """The driver holds the trajectories of live batches and no others, however long the run."""
+    held: list[int] = []
+
+    def count(event: Event, commands: tuple[Command, ...]) -> None:
+        if isinstance(event, AdapterPublished):
+            held.append(sum(isinstance(thing, Episode) for thing in gc.get_objects()))
+
+    execute(small(tmp_path, steps=4, environments=("env",)), tmp_path, Memory(), count, plugins=scripted())
+    assert held == [0, 0, 0, 0]
 
 
 def test_committed_steps_leave_readable_samples(tmp_path: Path) -> None:
