@@ -1,7 +1,7 @@
 """The command line: arguments in, one call into the package that does the work, an exit code out.
 
 0 done; 1 internal error; 2 the user's input is wrong, one message, nothing written; 3 finished, but some task
-failed. Everything slow to import is imported by the command that needs it.
+failed; 130 interrupted. Everything slow to import is imported by the command that needs it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import typer
 
 from marlaas import __version__
 from marlaas.errors import InputError, MarlaasError
+from marlaas.systems import SYSTEMS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +39,9 @@ RunFolders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run fo
 Out = Annotated[
     Path, typer.Option("--out", help="Folder to make; must not exist or be empty.", show_default=False)
 ]
-System = Annotated[str | None, typer.Option("--system", help="Run under this system instead.")]
+System = Annotated[
+    str | None, typer.Option("--system", help=f"Run under this system instead: {', '.join(SYSTEMS)}.")
+]
 Settings = Annotated[
     list[str],
     typer.Option(
@@ -60,8 +63,6 @@ def main() -> None:
         _fail(str(error), INPUT)
     except MarlaasError as error:
         _fail(f"{type(error).__name__}: {error}", INTERNAL)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
     except Exception as error:  # noqa: BLE001 - the last handler of the process
         if _Debug.on:
             traceback.print_exc()

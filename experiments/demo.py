@@ -59,7 +59,7 @@ def run_demo(out: Path, console: Console) -> bool:
     """Make the demo in `out`, replacing an older one; whether every task was done. Raises `InputError`."""
     single, marlaas = (load_experiment(QUICKSTART, system=name) for name in ("single", "marlaas"))
     run.require_executable(marlaas)
-    _make_room(out)
+    make_room(out)
     outcomes: list[str] = []
     for number, experiment in enumerate((single, marlaas), start=1):
         name = str(experiment.system)
@@ -78,7 +78,8 @@ def run_demo(out: Path, console: Console) -> bool:
     return set(outcomes) == {"done"}
 
 
-def _make_room(out: Path) -> None:
+def make_room(out: Path) -> None:
+    """Make `out` an empty folder with the mark of a demo; raises `InputError` if it holds anything else."""
     if out.is_dir() and any(out.iterdir()):
         if not (out / MARK).is_file():
             wanted = "name a folder that does not exist yet; only an older demo is replaced"
