@@ -1,7 +1,7 @@
 """Environments: what sets a problem, answers a turn and gives the reward. Knows no torch and no scheduler.
 
-An environment is stateless: its answer is a function of the problem and the turns so far, so asking
-again after a failure is safe. Seeds and latencies are counter-based, so nothing depends on the order of calls.
+An environment is stateless: its answer is a function of the problem and the turns so far, so asking again
+after a failure is safe. Seeds and latencies are counter-based, so nothing depends on the order of calls.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from executor.environments.lookup import Lookup
 from executor.environments.problems import Environment, Observation, Problem, out_of_turns
 from executor.environments.streams import held_out_seed, is_held_out, latency_s, problem_seed, seed_of
 from executor.environments.sums import Sums
-from marlaas.spec import EnvironmentSpec, LookupEnvironment, ReverseEnvironment, SortEnvironment, SumsEnvironment
+from marlaas.spec import (
+    EnvironmentSpec,
+    LookupEnvironment,
+    ReverseEnvironment,
+    SortEnvironment,
+    SumsEnvironment,
+)
 
 __all__ = [
     "Environment",

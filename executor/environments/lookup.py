@@ -21,10 +21,22 @@ CALL = "?"
 NOT_FOUND = "nothing found:"
 SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou")
 NAMES = tuple(first + second for i, first in enumerate(SYLLABLES) for second in SYLLABLES[i % 5 :: 5])
-FACTS = {
-    "colour": ("red", "blue", "green", "teal", "pink", "grey", "black", "white", "gold", "lime", "navy", "plum"),
-    "place": ("oslo", "rome", "lima", "cairo", "delhi", "paris", "quito", "seoul", "tunis", "accra", "bern", "kyiv"),
-}
+COLOURS = ("red", "blue", "green", "teal", "pink", "grey", "black", "white", "gold", "lime", "navy", "plum")
+PLACES = (
+    "oslo",
+    "rome",
+    "lima",
+    "cairo",
+    "delhi",
+    "paris",
+    "quito",
+    "seoul",
+    "tunis",
+    "accra",
+    "bern",
+    "kyiv",
+)
+FACTS = {"colour": COLOURS, "place": PLACES}
 
 
 class Lookup:

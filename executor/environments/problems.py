@@ -27,7 +27,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment's answer to a turn: the episode is over with a reward of 0 or 1, or goes on after `text`."""
+    """The answer to a turn: the episode is over with a reward of 0 or 1, or goes on after `text`."""
 
     done: bool
     reward: float | None = None

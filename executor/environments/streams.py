@@ -1,4 +1,4 @@
-"""Counter-based random streams: every draw is a function of its names and numbers, of nothing that went before.
+"""Counter-based random streams: a draw is a function of its names and numbers, of nothing before it.
 
 Owns seeds of problems and draws of latency. Never Python's `hash()`, which differs between processes.
 """
@@ -38,7 +38,7 @@ def is_held_out(seed: int) -> bool:
 
 
 def latency_s(distribution: Distribution, *parts: Part) -> float:
-    """Draw seconds from the stream of `parts`: (run seed, task, step, trajectory, turn) for an environment step."""
+    """Seconds drawn from the stream of `parts`: for a turn (run seed, task, step, trajectory, turn)."""
     return _sample(distribution, Random(seed_of("latency", *parts)))
 
 
