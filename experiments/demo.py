@@ -16,6 +16,7 @@ from rich.table import Table
 
 from experiments import run
 from experiments.load import load_experiment
+from experiments.preflight import require_executable
 from experiments.words import figure, percent
 from marlaas.errors import InputError
 from traces.metrics import alone_rates, compute
@@ -58,7 +59,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def run_demo(out: Path, console: Console) -> bool:
     """Make the demo in `out`, replacing an older one; whether every task was done. Raises `InputError`."""
     single, marlaas = (load_experiment(QUICKSTART, system=name) for name in ("single", "marlaas"))
-    run.require_executable(marlaas)
+    require_executable(marlaas)
     make_room(out)
     outcomes: list[str] = []
     for number, experiment in enumerate((single, marlaas), start=1):

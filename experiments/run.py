@@ -7,7 +7,6 @@ Numbers come from the trace alone, after the run.
 from __future__ import annotations
 
 import datetime as dt
-import importlib.util
 import os
 import platform
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import msgspec
 from rich.console import Console
 
 from experiments.load import dump_experiment, load_profile, model_folder
+from experiments.preflight import require_executable
 from experiments.progress import watch
 from marlaas.commands import Command
 from marlaas.errors import InputError
@@ -96,27 +96,6 @@ def require_fresh(out: Path, option: str = "--out") -> None:
     above = next(parent for parent in [out.absolute(), *out.absolute().parents] if parent.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise InputError(option, f"{out} cannot be made in {above}", "name a folder that can be written to")
-
-
-def require_executable(experiment: Experiment) -> None:
-    """Refuse what the embedded engine cannot do here: no torch, no model, contexts beyond the model's."""
-    for package in ("torch", "transformers", "peft"):
-        if importlib.util.find_spec(package) is None:
-            raise InputError("execute", f"{package} is not installed", "pip install 'marlaas[executor]'")
-    longest = _max_positions(model_folder(experiment))
-    for index, task in enumerate(experiment.tasks):
-        if longest is not None and task.max_context_tokens > longest:
-            problem = f"a trajectory can reach {task.max_context_tokens} tokens"
-            raise InputError(f"tasks[{index}] ({task.name})", problem, f"the model reads at most {longest}")
-
-
-def _max_positions(folder: Path) -> int | None:
-    """The longest context a model was made for, or None where its configuration does not say."""
-    try:
-        config = msgspec.json.decode((folder / "config.json").read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        raise InputError("model.path", f"{folder}/config.json cannot be read", str(error)) from None
-    return config.get("max_position_embeddings") if isinstance(config, dict) else None
 
 
 class _Observed:

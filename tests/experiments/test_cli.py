@@ -71,6 +71,18 @@ BAD = {
         ["execute", "small.yaml", "--out", "r", "--set", "tasks.0.max_new_tokens=60000"],
         "the model reads at most",
     ),
+    "prompt would be cut": (
+        ["execute", "small.yaml", "--out", "r", "--set", "tasks.0.max_prompt_tokens=2"],
+        "would be cut to 2",
+    ),
+    "answer too long": (
+        ["execute", "small.yaml", "--out", "r", "--set", "tasks.1.max_new_tokens=4"],
+        "tasks (finder).max_new_tokens: an answer needs 6 tokens",
+    ),
+    "no such device": (
+        ["execute", "small.yaml", "--out", "r", "--set", "cluster.lanes.device=npu"],
+        "no npu device here",
+    ),
     "out not empty": (["simulate", "small.yaml", "--out", "full"], "full is not empty"),
     "out is a file": (["execute", "small.yaml", "--out", "small.yaml"], "small.yaml is a file"),
     "no trace": (["replay", "full"], "no trace here"),

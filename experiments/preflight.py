@@ -1,0 +1,86 @@
+"""What must be true of this machine and this model before an experiment is executed.
+
+Every check raises `InputError` before anything is written or started. Imports torch only to look for an
+accelerator that was asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from experiments.load import model_folder
+from marlaas.errors import InputError
+from marlaas.spec import Experiment, TaskSpec
+
+NO_LIMIT = 1 << 30
+
+
+def require_executable(experiment: Experiment) -> None:
+    """Refuse what the embedded engine cannot do here: no torch, no model, no device, what never fits."""
+    for package in ("torch", "transformers", "peft"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError("execute", f"{package} is not installed", "pip install 'marlaas[executor]'")
+    folder = model_folder(experiment)
+    _require_context(experiment, folder)
+    _require_devices(experiment)
+    _require_room_for_problems(experiment, folder)
+
+
+def _require_context(experiment: Experiment, folder: Path) -> None:
+    longest = _max_positions(folder)
+    for where, task in _tasks(experiment):
+        if longest is not None and task.max_context_tokens > longest:
+            problem = f"a trajectory can reach {task.max_context_tokens} tokens"
+            raise InputError(where, problem, f"the model reads at most {longest}")
+
+
+def _max_positions(folder: Path) -> int | None:
+    """The longest context a model was made for, or None where its configuration does not say."""
+    try:
+        config = msgspec.json.decode((folder / "config.json").read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise InputError("model.path", f"{folder}/config.json cannot be read", str(error)) from None
+    return config.get("max_position_embeddings") if isinstance(config, dict) else None
+
+
+def _require_devices(experiment: Experiment) -> None:
+    pools = experiment.cluster.replicas, experiment.cluster.lanes
+    if any(pool.device != "cpu" for pool in pools):
+        from executor.base_model import choose_device
+
+        for pool in pools:
+            choose_device(pool.device, pool.devices)
+
+
+def _require_room_for_problems(experiment: Experiment, folder: Path) -> None:
+    """Look at the problems of each task's first batch: none may be cut, none may be beyond answering."""
+    from executor import environments
+    from executor.transcripts import Codec
+
+    codec = Codec(folder)
+
+    def longest(texts: Iterator[str]) -> int:
+        return max(len(codec.encode_prompt(text, NO_LIMIT)) for text in texts)
+
+    for where, task in _tasks(experiment):
+        environment = environments.build(experiment.environments[task.environment])
+        seeds = [environments.problem_seed(experiment.seed, task.name, 0, i) for i in range(task.prompts)]
+        problems = [environment.problem(seed) for seed in seeds]
+        prompt = longest(problem.prompt for problem in problems)
+        if prompt > task.max_prompt_tokens:
+            problem = f"a prompt has {prompt} tokens and would be cut to {task.max_prompt_tokens}"
+            raise InputError(f"{where}.max_prompt_tokens", problem, f"wanted at least {prompt}")
+        answer = longest(turn for problem in problems for turn in problem.solution) + 1
+        if answer > task.max_new_tokens:
+            problem = f"an answer needs {answer} tokens with its end and may have {task.max_new_tokens}"
+            raise InputError(f"{where}.max_new_tokens", problem, f"wanted at least {answer}")
+
+
+def _tasks(experiment: Experiment) -> Iterator[tuple[str, TaskSpec]]:
+    """Each task with its place; by name, since a `count` has been written out."""
+    for task in experiment.tasks:
+        yield f"tasks ({task.name})", task
