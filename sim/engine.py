@@ -1,13 +1,14 @@
 """A replica's continuous batching, in closed form between changes of its batch.
 
-    submit ──► waiting (FIFO) ──► prefill pass ──► decoding set ──► ended
-                   ▲                                   │
-                   └──── preempted (youngest first) ◄──┘  when the next iteration's KV does not fit
+    submit ──► waiting (FIFO) ──► prefill ──► decoding set ──► ended
+                   ▲                               │
+                   └── preempted (youngest first) ◄┘  when the next iteration's KV does not fit
 
-Work proceeds in passes; orders take effect at the end of the pass (for decoding: of the iteration) they
-arrive in. At that boundary, in order: sequences that ended leave, aborted ones leave, chores (adapter
-loads and the like) run one by one, waiting sequences that fit are prefilled together, else everyone
-decodes one iteration. A prefill samples the first token, and a decode iteration follows each prefill.
+Work proceeds in steps, as in the embedded engine: waiting sequences that fit are prefilled together, which
+samples the first token of each, then everyone decodes one iteration. Orders take effect between steps. There,
+in order: sequences that ended leave, aborted ones leave, chores (adapter loads and the like) run one by one,
+the next step begins. Steps without a prefill are alike until the batch changes, so a whole run of them is one
+pass here.
 
 Waiting is strictly first come, first served, and fewer than `max_num_seqs` must run. What fits is a rule:
 `reserve` lets a sequence in when all could grow to their limits within the KV pool, and so never preempts;
@@ -16,7 +17,7 @@ youngest gives way, keeps its place and recomputes its context. So whoever runs 
 waits, and the oldest always goes on.
 
 Owns the order of passes and their exact time in femtoseconds. Knows no clock, commands or events. How
-sequences are prefilled is `_begin_prefill` and `_end_prefill` alone. `stepwise` is its naive twin.
+sequences are prefilled is `_prefill` alone. `stepwise` is its naive twin.
 """
 
 from __future__ import annotations
@@ -38,8 +39,7 @@ class Pass(Enum):
 
     IDLE = "idle"
     CHORE = "chore"
-    PREFILL = "prefill"
-    DECODE = "decode"
+    STEPS = "steps"
 
 
 class EngineRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,15 +90,17 @@ class Engine:
         self._rules = rules
         self._decoding = DecodingSet()
         self._waiting: deque[Sequence] = deque()
-        self._joining: list[Sequence] = []
         self._aborting: list[Sequence] = []
         self._chores: deque[Chore] = deque()
         self._num_submitted = 0
         self._pass = Pass.IDLE
-        self._owes_iteration = False  # a decode iteration follows each prefill
         self._start_fs = 0
         self._end_fs = 0
-        # Of the current decode pass: planned iterations, duration of the first, growth per iteration.
+        # Of the present steps: a prefill before them and who ended with it; how many, how long the first
+        # iteration takes and how much longer each next one.
+        self._prefill_fs = 0
+        self._prefill_tokens = 0
+        self._ended_early: list[Sequence] = []
         self._planned = 0
         self._first_fs = 0
         self._growth_fs = 0
@@ -114,7 +116,7 @@ class Engine:
         """Whether any sequence here, waiting or running, uses this adapter."""
         if adapter in self._decoding.adapters:
             return True
-        return any(sequence.adapter == adapter for sequence in (*self._joining, *self._waiting))
+        return any(sequence.adapter == adapter for sequence in (*self._ended_early, *self._waiting))
 
     def submit(self, now_ns: int, sequences: Iterable[Sequence]) -> None:
         """Queue sequences; one that could never fit the KV pool is an `InputError`."""
@@ -140,7 +142,7 @@ class Engine:
             return sequence.command == command and sequence.trajectory in trajectories
 
         self._waiting = deque(s for s in self._waiting if not meant(s))
-        self._aborting += [s for s in (*self._joining, *self._decoding.members()) if meant(s)]
+        self._aborting += [s for s in self._decoding.members() if meant(s)]
         self.run_chore(now_ns, answer)
 
     def advance(self, now_ns: int) -> list[Sequence | Chore]:
@@ -155,14 +157,14 @@ class Engine:
     # --- boundaries --------------------------------------------------------------------------------
 
     def _interrupt(self, now_ns: int, is_due: Callable[[int], bool]) -> None:
-        """Let an order that came at `now_ns` take effect at the end of the iteration it landed in.
+        """Let an order that came at `now_ns` take effect at the end of the step it landed in.
 
-        `is_due` is told after how many iterations of the current pass that would be.
+        `is_due` is told after how many iterations of the present pass that would be.
         """
         if self._pass is Pass.IDLE:
             self._begin_pass(now_ns * FS_PER_NS)
-        elif self._pass is Pass.DECODE:
-            elapsed_fs = now_ns * FS_PER_NS - self._start_fs
+        elif self._pass is Pass.STEPS:
+            elapsed_fs = now_ns * FS_PER_NS - self._start_fs - self._prefill_fs
             num_iterations = iterations_until(self._first_fs, self._growth_fs, elapsed_fs)
             if num_iterations < self._planned and is_due(num_iterations):
                 self._plan(num_iterations)
@@ -171,32 +173,40 @@ class Engine:
         self._start_fs = start_fs
         if self._aborting:
             self._drop_aborted()
-        if self._owes_iteration and self._decoding.size:
-            self._pass = Pass.DECODE
-            self._begin_decode()
-            if self._chores or (self._waiting and self._head_fits(1)):
-                self._plan(1)
-            self._owes_iteration = False
-        elif self._chores:
+        if self._chores:
             self._pass = Pass.CHORE
             self._end_fs = start_fs + self._chores[0].duration_fs
-        elif self._waiting and self._head_fits(0):
-            self._pass = Pass.PREFILL
-            self._begin_prefill()
-        elif self._decoding.size:
-            self._pass = Pass.DECODE
+            return
+        if self._waiting and self._head_fits(0):
+            self._prefill()
+        if self._decoding.size:
+            self._pass = Pass.STEPS
             self._begin_decode()
+        elif self._ended_early:
+            self._pass = Pass.STEPS
+            self._plan(0)
         else:
             assert not self._waiting, "an empty engine lets every sequence in"
             self._pass = Pass.IDLE
 
     def _end_pass(self, ended: list[Sequence | Chore]) -> None:
-        if self._pass is Pass.DECODE:
-            self._end_decode(ended)
-        elif self._pass is Pass.PREFILL:
-            self._end_prefill(ended)
-        else:
+        if self._pass is Pass.CHORE:
             ended.append(self._chores.popleft())
+            return
+        counters, decoding, planned = self.counters, self._decoding, self._planned
+        counters.busy_fs += self._end_fs - self._start_fs
+        if self._prefill_tokens:
+            counters.num_prefills += 1
+            counters.prefill_tokens += self._prefill_tokens
+            counters.prefill_fs += self._prefill_fs
+            self._prefill_fs = self._prefill_tokens = 0
+            ended += self._ended_early
+            self._ended_early.clear()
+        counters.num_iterations += planned
+        counters.sequences_sum += planned * decoding.size
+        counters.kv_tokens_sum += run_fs(decoding.kv_tokens, decoding.size, planned)
+        counters.adapters_sum += planned * len(decoding.adapters)
+        ended += decoding.run(planned)
 
     def _drop_aborted(self) -> None:
         for sequence in self._aborting:
@@ -212,20 +222,15 @@ class Engine:
             self._preempt(decoding.youngest())
         self._first_fs = self._costs.decode_fs(decoding.size, decoding.kv_tokens, len(decoding.adapters))
         self._growth_fs = self._costs.per_kv_token_fs * decoding.size
-        self._plan(min(room, decoding.iterations_left()))
+        if self._ended_early or (self._prefill_tokens and self._waiting and self._head_fits(1)):
+            self._plan(1)
+        else:
+            self._plan(min(room, decoding.iterations_left()))
 
     def _plan(self, num_iterations: int) -> None:
         self._planned = num_iterations
-        self._end_fs = self._start_fs + run_fs(self._first_fs, self._growth_fs, num_iterations)
-
-    def _end_decode(self, ended: list[Sequence | Chore]) -> None:
-        counters, decoding, planned = self.counters, self._decoding, self._planned
-        counters.num_iterations += planned
-        counters.busy_fs += self._end_fs - self._start_fs
-        counters.sequences_sum += planned * decoding.size
-        counters.kv_tokens_sum += run_fs(decoding.kv_tokens, decoding.size, planned)
-        counters.adapters_sum += planned * len(decoding.adapters)
-        ended += decoding.run(planned)
+        decode_fs = run_fs(self._first_fs, self._growth_fs, num_iterations)
+        self._end_fs = self._start_fs + self._prefill_fs + decode_fs
 
     def _preempt(self, sequence: Sequence) -> None:
         self._decoding.leave(sequence)
@@ -250,11 +255,12 @@ class Engine:
     def _claim(self, sequence: Sequence) -> int:
         return sequence.most_tokens if self._rules.kv_rule == "reserve" else sequence.context_tokens + 1
 
-    def _begin_prefill(self) -> None:
+    def _prefill(self) -> None:
         """Let in, in order, all that fit, and prefill them together."""
-        rules, waiting, joining = self._rules, self._waiting, self._joining
+        rules, waiting, decoding = self._rules, self._waiting, self._decoding
         room = self._room(0)
-        seats = rules.max_num_seqs - self._decoding.size
+        seats = rules.max_num_seqs - decoding.size
+        joining: list[Sequence] = []
         num_read = 0
         seen: set[Hashable] = set()
         while waiting and len(joining) < seats:
@@ -265,9 +271,14 @@ class Engine:
             if room < 0 or (joining and is_long):
                 break
             joining.append(waiting.popleft())
-        num_tokens = sum(sequence.context_tokens for sequence in joining)
+        self._prefill_tokens = sum(sequence.context_tokens for sequence in joining)
         num_adapters = len({sequence.adapter for sequence in joining})
-        self._end_fs = self._start_fs + self._costs.prefill_pass_fs(num_tokens, num_adapters)
+        self._prefill_fs = self._costs.prefill_pass_fs(self._prefill_tokens, num_adapters)
+        for sequence in joining:
+            if sequence.remaining == 1:
+                self._ended_early.append(sequence)
+            else:
+                decoding.join(sequence)
 
     def _tokens_to_read(self, sequence: Sequence, seen: set[Hashable]) -> int:
         """Context tokens that a sequence adds to a pass that reads those of `seen` already."""
@@ -278,20 +289,6 @@ class Engine:
                 return 0
             seen.add(key)
         return sequence.context_tokens
-
-    def _end_prefill(self, ended: list[Sequence | Chore]) -> None:
-        duration_fs = self._end_fs - self._start_fs
-        self.counters.num_prefills += 1
-        self.counters.prefill_tokens += sum(sequence.context_tokens for sequence in self._joining)
-        self.counters.prefill_fs += duration_fs
-        self.counters.busy_fs += duration_fs
-        for sequence in self._joining:
-            if sequence.remaining == 1:
-                ended.append(sequence)
-            else:
-                self._decoding.join(sequence)
-        self._joining.clear()
-        self._owes_iteration = True
 
     def _check_fits(self, sequence: Sequence) -> None:
         needed = sequence.most_tokens

@@ -21,12 +21,11 @@ class StepwiseEngine:
         self._rules = rules
         self._sampled: dict[Sequence, int] = {}
         self._waiting: list[Sequence] = []
-        self._joining: list[Sequence] = []
         self._decoding: list[Sequence] = []
         self._aborting: list[Sequence] = []
+        self._ended: list[Sequence] = []
         self._chores: list[Chore] = []
         self._pass = Pass.IDLE
-        self._owes_iteration = False
         self._end_fs = 0
         self.num_preemptions = 0
 
@@ -73,46 +72,55 @@ class StepwiseEngine:
     def _begin_pass(self, start_fs: int) -> None:
         self._decoding = [s for s in self._decoding if s not in self._aborting]
         self._aborting = []
-        if self._owes_iteration and self._decoding:
-            self._preempt()
-            self._pass, duration_fs = Pass.DECODE, self._decode_fs()
-        elif self._chores:
+        if self._chores:
             self._pass, duration_fs = Pass.CHORE, self._chores[0].duration_fs
-        elif self._let_in():
-            self._pass, duration_fs = Pass.PREFILL, self._prefill_fs()
-        elif self._decoding:
-            self._preempt()
-            self._pass, duration_fs = Pass.DECODE, self._decode_fs()
+        elif self._decoding or self._waiting:
+            self._pass, duration_fs = Pass.STEPS, self._step_fs()
         else:
             self._pass, duration_fs = Pass.IDLE, 0
-        if self._pass is not Pass.CHORE:
-            self._owes_iteration = self._pass is Pass.PREFILL
         self._end_fs = start_fs + duration_fs
 
     def _end_pass(self, ended: list[Sequence | Chore]) -> None:
         if self._pass is Pass.CHORE:
             ended.append(self._chores.pop(0))
-            return
-        sampling = self._joining if self._pass is Pass.PREFILL else self._decoding
-        self._decoding += self._joining
-        for sequence in sampling:
+        ended += self._ended
+        self._ended = []
+
+    def _step_fs(self) -> int:
+        """One step, done in memory at once; returns how long it takes."""
+        duration_fs = 0
+        joining = self._let_in()
+        if joining:
+            num_adapters = len({s.adapter for s in joining})
+            num_tokens = sum(self._context(s) for s in joining)
+            duration_fs += self._costs.prefill_pass_fs(num_tokens, num_adapters)
+            self._decoding += joining
+            self._sample(joining)
+        if self._decoding:
+            self._preempt()
+            adapters = {s.adapter for s in self._decoding}
+            duration_fs += self._costs.decode_fs(len(self._decoding), self._kv_tokens(), len(adapters))
+            self._sample(self._decoding)
+        return duration_fs
+
+    def _sample(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
             self._sampled[sequence] += 1
-        finished = [s for s in self._decoding if self._sampled[s] == s.output_tokens]
-        self._decoding = [s for s in self._decoding if s not in finished]
-        self._joining = []
-        ended += finished
+        self._ended += [s for s in sequences if self._sampled[s] == s.output_tokens]
+        self._decoding = [s for s in self._decoding if self._sampled[s] < s.output_tokens]
 
-    def _let_in(self) -> bool:
-        while self._waiting and self._may_join(self._waiting[0]):
-            self._joining.append(self._waiting.pop(0))
-        return bool(self._joining)
+    def _let_in(self) -> list[Sequence]:
+        joining: list[Sequence] = []
+        while self._waiting and self._may_join([*joining, self._waiting[0]]):
+            joining.append(self._waiting.pop(0))
+        return joining
 
-    def _may_join(self, head: Sequence) -> bool:
-        rules, together = self._rules, [*self._joining, head]
+    def _may_join(self, together: list[Sequence]) -> bool:
+        rules = self._rules
         if len(self._decoding) + len(together) > rules.max_num_seqs:
             return False
         num_read = self._tokens_to_read(together)
-        if self._joining and rules.max_prefill_tokens is not None and num_read > rules.max_prefill_tokens:
+        if len(together) > 1 and rules.max_prefill_tokens is not None and num_read > rules.max_prefill_tokens:
             return False
         if rules.kv_rule == "reserve":
             needed = sum(s.prompt_tokens + s.limit_tokens for s in (*self._decoding, *together))
@@ -135,11 +143,3 @@ class StepwiseEngine:
             is_shared = self._rules.shares_prompts and s.shared_prompt is not None and not self._sampled[s]
             contexts[(s.adapter, s.shared_prompt) if is_shared else s] = self._context(s)
         return sum(contexts.values())
-
-    def _prefill_fs(self) -> int:
-        num_adapters = len({s.adapter for s in self._joining})
-        return self._costs.prefill_pass_fs(sum(self._context(s) for s in self._joining), num_adapters)
-
-    def _decode_fs(self) -> int:
-        adapters = {s.adapter for s in self._decoding}
-        return self._costs.decode_fs(len(self._decoding), self._kv_tokens(), len(adapters))
