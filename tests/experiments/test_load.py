@@ -2,14 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from experiments.load import dump_experiment, load_experiment, model_folder, profile_file
+from experiments.load import dump_experiment, load_experiment, load_profile, model_folder, profile_file
 from experiments.schema import Misfit, convert
 from marlaas.errors import InputError
 from marlaas.spec import Experiment
 from marlaas.systems import SYSTEMS
 
 ROOT = Path(__file__).parents[2]
-YAMLS = sorted(path for path in (ROOT / "experiments").rglob("*.yaml"))
+EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))
+PROFILES = sorted((ROOT / "experiments" / "profiles").glob("*.yaml"))
 
 # What a user may type, and what the answer must contain: the path, what was wanted, the nearest name.
 BAD_SETTINGS = {
@@ -160,11 +161,31 @@ def test_a_missing_model_or_profile_is_an_input_error(small: Path) -> None:
         profile_file(load_experiment(small))
 
 
-@pytest.mark.parametrize("path", YAMLS, ids=[path.stem for path in YAMLS])
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=[path.stem for path in EXPERIMENTS])
 def test_every_experiment_of_the_repository_loads_under_every_system(path: Path) -> None:
-    """No shipped YAML is broken."""
+    """No shipped experiment is broken, nor the profile that it names."""
     for system in SYSTEMS:
-        assert load_experiment(path, system=system).tasks
+        experiment = load_experiment(path, system=system)
+        assert experiment.tasks
+    if experiment.profile is not None:
+        assert load_profile(experiment)
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=[path.stem for path in PROFILES])
+def test_every_profile_of_the_repository_loads(path: Path, small: Path) -> None:
+    """A shipped profile is found by its name."""
+    assert load_profile(load_experiment(small, [f"profile={path.stem}"]))
+
+
+def test_every_yaml_of_the_repository_is_of_a_kind_that_is_tested() -> None:
+    """A YAML in a new place would be parsed by no test."""
+    packages = ("marlaas", "traces", "sim", "executor", "experiments", "tests")
+    found = {
+        path.parent.relative_to(ROOT).as_posix()
+        for name in packages
+        for path in (ROOT / name).rglob("*.y*ml")
+    }
+    assert found <= {"experiments", "experiments/profiles", "experiments/studies"}
 
 
 def test_the_schema_agrees_with_msgspec() -> None:
