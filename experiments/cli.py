@@ -133,7 +133,12 @@ def execute(path: ExperimentFile, out: Out, settings: Settings, system: System =
 
 
 @app.command()
-def compare(first: RunFolder, second: RunFolder, as_json: Json = False) -> None:
+def compare(
+    first: RunFolder,
+    second: RunFolder,
+    as_json: Json = False,
+    tasks: Annotated[bool, typer.Option("--tasks", help="Show each task's metrics too.")] = False,
+) -> None:
     """Compare two runs of the same experiment, metric by metric."""
     from experiments.answers import print_comparison, print_json
     from experiments.words import labels
@@ -143,7 +148,8 @@ def compare(first: RunFolder, second: RunFolder, as_json: Json = False) -> None:
     if as_json:
         print_json(rows)
     else:
-        print_comparison(labels([first, second]), rows, _console(to_stderr=False))
+        shown = [row for row in rows if tasks or not row.metric.startswith("tasks.")]
+        print_comparison(labels([first, second]), shown, _console(to_stderr=False))
 
 
 @app.command()

@@ -142,7 +142,11 @@ def test_simulate_writes_a_run_folder_that_replays_compares_reports_and_exports(
     rows = {row["metric"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["makespan_s"]["b"] == pytest.approx(metrics["makespan_s"])
     assert run(monkeypatch, "compare", "single", "marlaas") == cli.OK
-    assert "steps_per_hour" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "steps_per_hour" in shown
+    assert "tasks.finder" not in shown
+    assert run(monkeypatch, "compare", "single", "marlaas", "--tasks") == cli.OK
+    assert "tasks.finder.ttfs_s" in capsys.readouterr().out
 
     assert run(monkeypatch, "replay", "marlaas") == cli.OK
     assert run(monkeypatch, "export", "marlaas", "--perfetto", "t.json", "--parquet", "tables") == cli.OK
