@@ -97,7 +97,7 @@ def report(fitted: tuple[Profile, FitReport], out: Path) -> str:
 def _fit_replica(seen: Observations) -> tuple[ReplicaProfile, list[FittedModel]]:
     adapter, decode = _fit_decode(seen.windows)
     overhead = _typical(seen.overheads)
-    load, unload = _fit_chores(seen.chores, overhead.value)
+    load, unload = _fit_chores(seen.chores)
     models = [FittedModel(name="decode iterations, s", fit=decode)]
     costs = {
         "iteration_s": _less(_quantity(decode, "iteration_s"), adapter),
@@ -148,12 +148,12 @@ def _fit_prefill(windows: Sequence[EngineMeasured]) -> Fit | None:
     return fit(columns, [w.prefill_ns * NS for w in used], {})
 
 
-def _fit_chores(chores: Sequence[Chores], overhead_s: float) -> tuple[Quantity, Quantity]:
-    """Seconds to load and to unload an adapter, without the way there and back."""
+def _fit_chores(chores: Sequence[Chores]) -> tuple[Quantity, Quantity]:
+    """Seconds to load and to unload an adapter, the way there and back included."""
     if not chores:
         return FREE, FREE
     columns = {"load_s": [c.num_loads for c in chores], "unload_s": [c.num_unloads for c in chores]}
-    fitted = fit(columns, [max(c.seconds - overhead_s, c.seconds / 10) for c in chores], {})
+    fitted = fit(columns, [c.seconds for c in chores], {})
     return _quantity(fitted, "load_s"), _quantity(fitted, "unload_s")
 
 

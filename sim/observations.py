@@ -120,8 +120,8 @@ class _Observer:
             for command in commands:
                 if isinstance(command, Generate):
                     self._begin_turns(command, event.at)
-                elif isinstance(command, LoadAdapter | UnloadAdapter) and command.replica in self._episodes:
-                    self._episodes[command.replica].is_clean = False
+                elif isinstance(command, LoadAdapter | UnloadAdapter):
+                    self._disturb(command.replica)
 
     # --- spans -------------------------------------------------------------------------------------
 
@@ -178,6 +178,12 @@ class _Observer:
         if episode is None:
             episode = self._episodes[command.replica] = _Episode(start=at)
         episode.num_open += len(command.trajectories)
+
+    def _disturb(self, replica: str) -> None:
+        """Note that turns under way share their time with something else."""
+        episode = self._episodes.get(replica)
+        if episode is not None and episode.num_open:
+            episode.is_clean = False
 
     def _end_turn(self, span: Span) -> None:
         command: Generate = span.command

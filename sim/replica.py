@@ -6,7 +6,7 @@ long the batch takes is the engine's; what trajectories do is the plans'.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -66,7 +66,6 @@ class Replica:
         self._timeline = timeline
         self._emit = emit
         self._slots: set[Adapter] = set()
-        self._answers: list[Event] = []
         self._wake_ns: int | None = None
         self._counted = Counters()
 
@@ -105,8 +104,13 @@ class Replica:
     def abort(self, command: AbortTurns) -> None:
         """Stop turns at the next boundary."""
         self._catch_up()
-        answer = Chore(0, partial(self._answer, partial(TurnsAborted, command=command.id)))
-        self._engine.abort(self._timeline.now_ns, command.generate, frozenset(command.trajectories), answer)
+        overhead_ns = self._times.overhead_ns
+
+        def answer() -> None:
+            self._tell([TurnsAborted(at=self._timeline.now_ns + overhead_ns, command=command.id)])
+
+        trajectories = frozenset(command.trajectories)
+        self._engine.abort(self._timeline.now_ns, command.generate, trajectories, Chore(0, answer))
         self._arm()
 
     def _sequences(self, command: Generate, adapter: Adapter) -> list[Sequence]:
@@ -143,13 +147,17 @@ class Replica:
     def _catch_up(self) -> None:
         """Carry the engine to the present and pass on what ended; to be done before every order."""
         now_ns = self._timeline.now_ns
+        told_ns = now_ns + self._times.overhead_ns
+        turns: list[Event] = []
         for item in self._engine.advance(now_ns):
             if isinstance(item, Chore):
+                self._tell(turns)
+                turns = []
                 item.done()
             else:
                 task, version = item.adapter
-                event = TurnGenerated(
-                    at=now_ns + self._times.overhead_ns,
+                turn = TurnGenerated(
+                    at=told_ns,
                     command=item.command,
                     trajectory=item.trajectory,
                     task=task,
@@ -157,36 +165,34 @@ class Replica:
                     prompt_tokens=item.prompt_tokens,
                     output_tokens=item.output_tokens,
                 )
-                self._answers.append(event)
-        self._measure()
-        if self._answers:
-            self._send()
+                turns.append(turn)
+        self._tell(turns)
+        if self._times.measure_every_ns is not None:
+            self._measure(self._times.measure_every_ns)
 
-    def _measure(self) -> None:
+    def _measure(self, every_ns: int) -> None:
         """Report the engine's counters when it has been busy long enough, or has come to rest."""
-        every_ns, counters, before = self._times.measure_every_ns, self._engine.counters, self._counted
-        if every_ns is None or counters.busy_fs == before.busy_fs:
-            return
+        counters, before = self._engine.counters, self._counted
+        busy_fs = counters.busy_fs - before.busy_fs
         is_resting = self._engine.wake_ns is None
-        if is_resting or counters.busy_fs - before.busy_fs >= every_ns * FS_PER_NS:
-            self._answer(partial(_measured, self.name, counters, before))
+        if busy_fs and (is_resting or busy_fs >= every_ns * FS_PER_NS):
             self._counted = msgspec.structs.replace(counters)
+            self._emit(_measured(self.name, counters, before, self._timeline.now_ns))
 
     def _answer(self, event: Callable[..., Event]) -> None:
-        self._answers.append(event(at=self._timeline.now_ns + self._times.overhead_ns))
+        self._emit(event(at=self._timeline.now_ns))
 
     def _fail(self, command: int, reason: str, trajectory: int | None = None) -> None:
         self._answer(partial(CommandFailed, command=command, reason=reason, trajectory=trajectory))
-        self._send()
 
-    def _send(self) -> None:
-        answers, self._answers = self._answers, []
-        if self._times.overhead_ns:
-            self._timeline.after(self._times.overhead_ns, partial(self._deliver, answers))
+    def _tell(self, events: list[Event]) -> None:
+        """Pass on what is known of turns, after the overhead that lies between engine and scheduler."""
+        if events and self._times.overhead_ns:
+            self._timeline.after(self._times.overhead_ns, partial(self._deliver, events))
         else:
-            self._deliver(answers)
+            self._deliver(events)
 
-    def _deliver(self, events: Iterable[Event]) -> None:
+    def _deliver(self, events: list[Event]) -> None:
         if self.is_alive:
             for event in events:
                 self._emit(event)
