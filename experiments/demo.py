@@ -53,6 +53,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     measured_gain: float
     predicted_gain: float
     rollout_to_training_ratio: float
+    rollout_to_training_ratio_by_task: dict[str, float]
     rows: dict[str, tuple[float | None, float | None, float | None]]
 
 
@@ -66,6 +67,9 @@ def run_demo(out: Path, console: Console) -> bool:
         name = str(experiment.system)
         console.print(f"[{number}/4] executing {experiment.name} under {name}", markup=False)
         outcomes += run.execute(experiment, out / name, console).values()
+    if set(outcomes) != {"done"}:
+        console.print(f"not every task was done: nothing to compare; the traces are in {out}", markup=False)
+        return False
     console.print("[3/4] fitting costs from the single run, predicting both systems from them", markup=False)
     profile = _fit(out / "single", out / "profile.yaml")
     for experiment, folder in ((single, "predicted-single"), (marlaas, "predicted")):
@@ -76,7 +80,7 @@ def run_demo(out: Path, console: Console) -> bool:
     console.print("[4/4] drawing the report", markup=False)
     page = _report(out)
     _print(result, page, Console(width=None if console.is_terminal else 120))
-    return set(outcomes) == {"done"}
+    return True
 
 
 def make_room(out: Path) -> None:
@@ -111,6 +115,9 @@ def _compare(out: Path) -> Result:
         measured_gain=marlaas["steps_per_hour"] / single["steps_per_hour"],
         predicted_gain=predicted["steps_per_hour"] / predicted_single["steps_per_hour"],
         rollout_to_training_ratio=single["rollout_to_training_ratio"],
+        rollout_to_training_ratio_by_task={
+            task: single[f"tasks.{task}.rollout_to_training_ratio"] for task in rates["measured"]
+        },
         rows={name: (single[name], marlaas[name], predicted[name]) for name in ROWS},
     )
 
@@ -134,9 +141,12 @@ def _print(result: Result, page: Path, console: Console) -> None:
     table.add_row(
         "gain in steps per hour", "× 1", *gains, _error(result.measured_gain, result.predicted_gain)
     )
+    by_task = ", ".join(
+        f"{name} {ratio:.1f}" for name, ratio in result.rollout_to_training_ratio_by_task.items()
+    )
     console.print(
-        f"R/T alone (rollout and environment over training), measured:"
-        f" {result.rollout_to_training_ratio:.1f}\n",
+        f"R/T, rollout and environment over training, measured alone:"
+        f" {result.rollout_to_training_ratio:.1f} ({by_task})\n",
         highlight=False,
     )
     console.print(table)
