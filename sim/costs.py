@@ -22,7 +22,7 @@ def to_fs(seconds: float) -> int:
 class IterationCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Costs of one engine iteration, in femtoseconds per unit named.
 
-    A decode iteration of B sequences holding KV tokens with A distinct adapters takes
+    A decode iteration of B sequences with A distinct adapters that attends to KV tokens in all takes
     `iteration + per_sequence·B + per_sequence_beyond_knee·max(0, B − knee) + per_kv_token·KV
     + [A > 0]·(adapters + per_adapter·A)`; a prefill of P tokens takes `prefill + per_prefill_token·P`
     and the same adapter terms.

@@ -204,7 +204,7 @@ class Engine:
             self._ended_early.clear()
         counters.num_iterations += planned
         counters.sequences_sum += planned * decoding.size
-        counters.kv_tokens_sum += run_fs(decoding.kv_tokens, decoding.size, planned)
+        counters.kv_tokens_sum += run_fs(decoding.attended, decoding.size, planned)
         counters.adapters_sum += planned * len(decoding.adapters)
         ended += decoding.run(planned)
 
@@ -220,7 +220,7 @@ class Engine:
         decoding = self._decoding
         while (room := (self._rules.kv_tokens - decoding.kv_tokens) // decoding.size) < 1:
             self._preempt(decoding.youngest())
-        self._first_fs = self._costs.decode_fs(decoding.size, decoding.kv_tokens, len(decoding.adapters))
+        self._first_fs = self._costs.decode_fs(decoding.size, decoding.attended, len(decoding.adapters))
         self._growth_fs = self._costs.per_kv_token_fs * decoding.size
         if self._ended_early or (self._prefill_tokens and self._waiting and self._head_fits(1)):
             self._plan(1)

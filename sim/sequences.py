@@ -116,6 +116,11 @@ class DecodingSet:
         else:
             del self.adapters[sequence.adapter]
 
+    @property
+    def attended(self) -> int:
+        """Tokens that the next iteration attends to: those held and the one that each sequence adds."""
+        return self.kv_tokens + self.size
+
     def iterations_left(self) -> int:
         """Iterations until the next sequence ends; the set must not be empty."""
         ends = self._ends

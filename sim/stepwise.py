@@ -99,7 +99,8 @@ class StepwiseEngine:
         if self._decoding:
             self._preempt()
             adapters = {s.adapter for s in self._decoding}
-            duration_fs += self._costs.decode_fs(len(self._decoding), self._kv_tokens(), len(adapters))
+            attended = sum(self._context(s) for s in self._decoding)
+            duration_fs += self._costs.decode_fs(len(self._decoding), attended, len(adapters))
             self._sample(self._decoding)
         return duration_fs
 

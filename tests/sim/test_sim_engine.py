@@ -65,7 +65,7 @@ def submit(*batch: Sequence) -> Callable[[AnyEngine, int], None]:
 
 
 def test_one_sequence_costs_a_prefill_and_an_iteration_per_further_token() -> None:
-    """Alone: prefill p0 + p·P gives the first token; token k+1 costs a + b + c·(P + k − 1) + d0 + d1."""
+    """Alone: prefill p0 + p·P gives the first token; token k+1 costs a + b + c·(P + k) + d0 + d1."""
     costs = IterationCosts(
         iteration_fs=100 * US,
         per_sequence_fs=10 * US,
@@ -77,7 +77,7 @@ def test_one_sequence_costs_a_prefill_and_an_iteration_per_further_token() -> No
     )
     ended = drive(Engine(costs, rules(8, 1000)), [(7, submit(*sequences(1, [(20, 4)])))])
     prefill_us = 50 + 3 * 20 + 7
-    decode_us = 3 * (100 + 10 + 7) + 20 + 21 + 22
+    decode_us = 3 * (100 + 10 + 7) + 21 + 22 + 23
     assert ended == [(7 + (prefill_us + decode_us) * 1000, "1.0")]
 
 

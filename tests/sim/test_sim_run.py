@@ -97,7 +97,7 @@ def test_one_task_alone_takes_exactly_what_the_profile_says() -> None:
     sums = SumsEnvironment(latency_s=Fixed(value=0.2))
     _, record = run(experiment(tasks=(task,), environments={"sums": sums}))
     prefill_s = 0.005 + 0.0001 * 2 * 10 + 0.001 + 0.0005
-    decode_s = 4 * (0.010 + 2 * 0.0001 + 0.001 + 0.0005) + 0.000001 * 2 * (10 + 11 + 12 + 13)
+    decode_s = 4 * (0.010 + 2 * 0.0001 + 0.001 + 0.0005) + 0.000001 * 2 * (11 + 12 + 13 + 14)
     train_s = 0.3 + 0.0001 * 30
     per_step_s = 0.02 + prefill_s + decode_s + 0.2 + train_s + 0.04
     # From the second step on the old adapter is unloaded first: it stops the batch, the load comes after.
