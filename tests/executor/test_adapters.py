@@ -143,6 +143,30 @@ def test_a_crash_while_writing_leaves_no_folder_under_the_final_name(
     assert os.listdir(tmp_path) == ["v1"]
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names open files through Linux's /proc")
+def test_files_and_folder_are_on_disk_before_the_name_and_the_name_before_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file and the temporary folder are flushed, then renamed, then the parent folder is flushed."""
+    happened: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def flush(handle: int) -> None:
+        happened.append("flush " + Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        fsync(handle)
+
+    def name(path: Path, target: Path) -> Path:
+        happened.append(f"rename {path.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(Path, "rename", name)
+    write_adapter(tmp_path / "v1", random_weights(1), LORA, tiny_base())
+    files = {f"flush {file.name}" for file in (tmp_path / "v1").iterdir()}
+    assert set(happened[:3]) == files
+    assert happened[3:] == ["flush .v1.new", "rename .v1.new", f"flush {tmp_path.name}"]
+
+
 def test_only_the_last_two_optimizer_folders_are_kept(tmp_path: Path) -> None:
     """Resuming needs the committed version and the one before it; neighbours' folders are not touched."""
     write_optimizer(tmp_path / "other" / "v0", {}, state(0))

@@ -276,7 +276,7 @@ def test_a_tenant_whose_weights_overflow_fails_alone(tmp_path: Path) -> None:
     """Finite weights so large that logits are not numbers fail their own turns only."""
     replica = Replica(tmp_path)
     replica.load("good", 0, seed=1)
-    weights = {name: tensor * 1e25 for name, tensor in random_weights(2).items()}
+    weights = {name: tensor.sign() * 3e38 for name, tensor in random_weights(2).items()}
     write_adapter(tmp_path / "wild", weights, LORA, tiny_base())
     payload = AdapterFolder(folder=str(tmp_path / "wild"), fingerprint=fingerprint(weights))
     replica.order(LoadAdapter, payload, task="wild", version=0)
@@ -349,6 +349,9 @@ def test_the_stream_of_a_seed_is_even_and_unlike_its_neighbours() -> None:
     ):
         assert abs((flat * neighbour).mean() * 12) < 0.02
     assert len(set(numbers.flatten().tolist())) > 39_900
+    step = 0x9E3779B97F4A7C15 - (1 << 64)
+    here, shifted = uniform(torch.tensor([0, step]), torch.tensor([1, 0]))
+    assert here != shifted
 
 
 def test_sampling_follows_the_tempered_distribution_and_reports_the_plain_one() -> None:
