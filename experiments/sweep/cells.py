@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sim.profile import Profile
 
 PROFILE = "profile."
+UNKNOWN_KEY = "unknown key"
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -205,9 +206,16 @@ def _changed_profile(data: Any, settings: Sequence[Setting], place: Callable[[Pa
     except Misfit as misfit:
         where = place(misfit.path)
         for override, setting in applied:
-            if misfit.path[: len(override.path)] == override.path:
+            if _is_to_blame(override, misfit):
                 where = f"{setting.place}: {render(misfit.path)}"
         raise InputError(where, misfit.problem, misfit.wanted) from None
+
+
+def _is_to_blame(override: Override, misfit: Misfit) -> bool:
+    """Whether a change made what does not fit: below its path, or a key on the way there."""
+    ours, theirs = override.path, misfit.path
+    is_on_the_way = misfit.problem == UNKNOWN_KEY and ours[: len(theirs)] == theirs
+    return is_on_the_way or theirs[: len(ours)] == ours
 
 
 def _key(settings: Sequence[Setting]) -> bytes:
@@ -262,6 +270,9 @@ def _blamed(error: InputError, applied: Sequence[tuple[Override, Setting]]) -> I
         if error.where == override.typed or error.where.startswith(f"{override.typed}: "):
             where = setting.place + error.where[len(override.typed) :]
             return InputError(where, error.problem, error.wanted)
+        path = error.where.rpartition(": ")[2]
+        if error.problem == UNKNOWN_KEY and render(override.path).startswith((f"{path}.", f"{path}[")):
+            return InputError(f"{setting.place}: {path}", error.problem, error.wanted)
     return error
 
 

@@ -59,7 +59,7 @@ class Folder:
         self.out = out
 
     def partial(self, key: str) -> Path:
-        """Where a cell at work writes."""
+        """Where a cell at work writes, in a folder that is there while the sweep is owned."""
         return self.out / "partial" / key[:KEY_LENGTH]
 
     def run(self, key: str) -> Path:
@@ -76,7 +76,6 @@ class Folder:
     def keep(self, record: CellRecord) -> None:
         """Write a finished cell's file, whole or not at all."""
         path = self._cell(record.key)
-        path.parent.mkdir(exist_ok=True)
         replace_file(path, msgspec.json.encode(record) + b"\n")
 
     def finished(self, key: str, *, with_trace: bool) -> CellRecord | None:
@@ -106,6 +105,8 @@ class Folder:
             replace_file(self.out / STUDY, text.encode())
             replace_file(self.out / BASE, dump_experiment(base).encode())
             self._remove_partial()
+            for inner in ("partial", "cells"):
+                (self.out / inner).mkdir(exist_ok=True)
             try:
                 yield
             finally:
