@@ -151,8 +151,9 @@ class Replica:
         turns: list[Event] = []
         for item in self._engine.advance(now_ns):
             if isinstance(item, Chore):
-                self._tell(turns)
-                turns = []
+                if turns:
+                    self._tell(turns)
+                    turns = []
                 item.done()
             else:
                 task, version = item.adapter
@@ -166,7 +167,8 @@ class Replica:
                     output_tokens=item.output_tokens,
                 )
                 turns.append(turn)
-        self._tell(turns)
+        if turns:
+            self._tell(turns)
         if self._times.measure_every_ns is not None:
             self._measure(self._times.measure_every_ns)
 
@@ -187,7 +189,7 @@ class Replica:
 
     def _tell(self, events: list[Event]) -> None:
         """Pass on what is known of turns, after the overhead that lies between engine and scheduler."""
-        if events and self._times.overhead_ns:
+        if self._times.overhead_ns:
             self._timeline.after(self._times.overhead_ns, partial(self._deliver, events))
         else:
             self._deliver(events)

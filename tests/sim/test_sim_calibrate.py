@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from small_runs import ONE_TURN, PROFILE, SEVERAL, Record, experiment
 
 from marlaas.errors import InputError
-from marlaas.spec import ClusterSpec, Experiment, ReplicasSpec
+from marlaas.spec import ClusterSpec, Experiment, Kill, ReplicasSpec
 from sim import load_profile, simulate
 from sim.calibrate import calibrate, report
 from sim.fitting import fit
@@ -83,6 +83,17 @@ def test_a_profile_from_one_system_predicts_another(tmp_path: Path) -> None:
     truth = Record()
     simulate(bigger("marlaas"), KNOWN, truth)
     assert makespan_s(profile) == pytest.approx(truth.end_s, rel=0.03)
+
+
+def test_work_lost_with_a_worker_does_not_count(tmp_path: Path) -> None:
+    """A replica killed in mid-rollout and a lane in mid-training leave every duration as it was."""
+    kills = (Kill(at_s=0.25, worker="replica-0"), Kill(at_s=4.0, worker="lane-0"))
+    profile, _ = calibrate([trace(tmp_path, replace(bigger("marlaas"), operations=kills))])
+    assert profile.replica.start_s.value == pytest.approx(2.0)
+    assert profile.replica.start_s.note == "mean of 2"
+    assert profile.lane.start_s.note == "mean of 2"
+    for name in ("step_s", "per_token_s", "publish_s"):
+        assert getattr(profile.lane, name).value == pytest.approx(getattr(KNOWN.lane, name).value, rel=0.03)
 
 
 def test_workloads_are_what_was_seen(tmp_path: Path) -> None:
