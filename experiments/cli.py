@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from experiments.sweep.command import sweep
 from marlaas import __version__
 from marlaas.errors import InputError, MarlaasError
 from marlaas.systems import SYSTEMS
@@ -244,6 +245,9 @@ def demo(
     from experiments.demo import run_demo
 
     raise typer.Exit(OK if run_demo(out, _console()) else TASK_FAILED)
+
+
+app.command()(sweep)
 
 
 def _console(*, to_stderr: bool = True) -> Console:
