@@ -1,6 +1,7 @@
 """Sweeps: axes spread out, mistakes refused, cells kept, tables right, whatever the number of processes."""
 
 import csv
+import io
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from experiments import cli
 from experiments.load import load_experiment
 from experiments.run import simulate
 from experiments.sweep import run as sweep_run
@@ -41,6 +43,11 @@ axes:
 systems: [single, marlaas]
 replications: 3
 """
+
+CONTRADICTING = STUDY.replace("replications: 3", "replications: 1").replace(
+    "  cluster.replicas.slots: [1, 2]",
+    "  cluster.replicas.kv_tokens: [200, 999]\n  tasks.0.max_new_tokens: [9, 150]",
+)
 
 Rows = list[dict[str, str]]
 
@@ -272,12 +279,7 @@ def test_a_mistake_in_a_study_is_one_message_and_nothing_is_written(
 
 def test_a_combination_that_contradicts_itself_is_a_row_with_its_error(study: Path) -> None:
     """Each value is accepted by some combination, so the user made no mistake: the others go on."""
-    study.write_text(
-        STUDY.replace(
-            "  cluster.replicas.slots: [1, 2]",
-            "  cluster.replicas.kv_tokens: [200, 999]\n  tasks.0.max_new_tokens: [9, 150]",
-        ).replace("replications: 3", "replications: 1")
-    )
+    study.write_text(CONTRADICTING)
     done = sweep(study)
     assert (done.num_rows, done.num_failed) == (8, 2)
     errors = [row for row in table(study.parent / "out" / "results.csv") if row["error"]]
@@ -523,6 +525,50 @@ def test_a_cell_that_fails_is_a_row_and_is_tried_again(study: Path, monkeypatch:
     monkeypatch.undo()
     done = sweep(study)
     assert (done.num_simulated, done.num_reused, done.num_failed) == (2, 10, 0)
+
+
+# --- the command -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        (STUDY, 0, "12 cells: 12 simulated, 0 kept from before, 0 failed\nout/results.csv\n"),
+        (CONTRADICTING, 3, "8 cells: 6 simulated, 0 kept from before, 2 failed"),
+        (STUDY.replace("[1, 2]", "[]"), 2, "an empty axis"),
+    ],
+)
+def test_the_command_says_how_it_went(
+    study: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    code: int,
+    said: str,
+) -> None:
+    """0 done, 2 a mistake in the study, 3 finished but some cell failed; quiet where there is no terminal."""
+    study.write_text(text)
+    monkeypatch.chdir(study.parent)
+    monkeypatch.setattr(sys, "argv", ["marlaas", "sweep", "study.yaml", "--out", "out", "--jobs", "1"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == code
+    shown = capsys.readouterr()
+    assert said in (shown.err if code == 2 else shown.out)
+    assert code == 2 or shown.err == ""
+
+
+def test_a_terminal_sees_a_bar_with_the_cells_done(study: Path) -> None:
+    """The study's name, cells done of all, reused ones among them, and the time that is left."""
+    sweep(study)
+    study.write_text(STUDY.replace("replications: 3", "replications: 4"))
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=120)
+    sweep_run.sweep(load_study(study), study.parent / "out", terminal, 1)
+    assert isinstance(terminal.file, io.StringIO)
+    shown = terminal.file.getvalue()
+    assert "little" in shown
+    assert "16/16" in shown
+    assert "0:00:00" in shown
 
 
 # --- ends that nobody planned ------------------------------------------------------------------------
