@@ -56,7 +56,7 @@ class TurnRequests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn sampled: token ids (the end token included when it was sampled) and their log-probabilities.
+    """What a turn sampled: token ids (with the end token when it was sampled) and their log-probabilities.
 
     `logprobs` are of the sampling distribution at temperature 1 over the full vocabulary, natural log.
     """
@@ -102,7 +102,7 @@ class TrainingBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NextVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """For `Publish`: where the trained version goes. `cursor` is what resuming needs to find its data again."""
+    """For `Publish`: where the trained version goes. `cursor` is what resuming needs to find its data."""
 
     adapter_folder: str
     optimizer_folder: str
@@ -119,7 +119,7 @@ class RolloutEngine(Protocol):
         """Take a LoadAdapter, UnloadAdapter, Generate or AbortTurns order."""
 
     def step(self) -> list[Report]:
-        """Run one iteration of the batch, if any; return everything that ended, answers to orders included."""
+        """Run one iteration of the batch, if any; return what ended, answers to orders included."""
 
     def is_busy(self) -> bool:
         """Whether `step` has something to do."""
