@@ -6,11 +6,9 @@ schema, reading and writing it, and where a task's workload comes from; draws no
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -18,6 +16,7 @@ from marlaas.errors import InputError
 from marlaas.spec import Count, Distribution, Experiment, Name, NonNegative, Spec, TaskSpec, Workload
 from sim.costs import IterationCosts, to_fs
 from sim.engine import EngineRules
+from sim.strict_yaml import converted, read_file
 
 Source = Literal["datasheet", "published", "calibrated", "assumed"]
 
@@ -180,16 +179,7 @@ def environment_latency(
 
 def load_profile(path: str | Path) -> Profile:
     """Read a profile from YAML; unknown, duplicate, missing and mistyped keys are an `InputError`."""
-    try:
-        data = _read_yaml(Path(path).read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read ({error.strerror})", "name a profile YAML") from None
-    try:
-        return msgspec.convert(data, Profile)
-    except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at `$")
-        where = f"{path}: {place.strip('.`') or 'the whole'}"
-        raise InputError(where, problem, _suggestion(problem)) from None
+    return converted(read_file(path, "a profile YAML"), Profile, str(path))
 
 
 def dump_profile(profile: Profile) -> str:
@@ -199,40 +189,3 @@ def dump_profile(profile: Profile) -> str:
     data = msgspec.to_builtins(profile)
     text: str = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
     return text
-
-
-def _read_yaml(text: str, where: str) -> Any:
-    import yaml
-
-    class StrictLoader(yaml.SafeLoader):
-        """Refuses a key given twice, of which YAML would keep the last."""
-
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-            mapping = super().construct_mapping(node, deep=deep)
-            if len(mapping) < len(node.value):
-                keys = [key.value for key, _ in node.value]
-                twice = next(key for key in keys if keys.count(key) > 1)
-                place = f"{where}: line {node.start_mark.line + 1}"
-                raise InputError(place, f"key {twice!r} is given twice", "keep one of them")
-            return mapping
-
-    # YAML 1.1 reads 1e-5 as text for want of a dot.
-    number = re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$")
-    StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
-    try:
-        return yaml.load(text, StrictLoader)
-    except yaml.YAMLError as error:
-        raise InputError(where, f"not YAML: {error}", "mend the file") from None
-
-
-def _suggestion(problem: str) -> str:
-    """The nearest key to the one a complaint is about."""
-    kinds = (Profile, EngineProfile, ReplicaProfile, LaneProfile, ProfiledWorkload, Quantity, Workload)
-    names = {name for kind in kinds for name in kind.__struct_fields__}
-    found = re.search(r"unknown field `(.*)`", problem)
-    near = difflib.get_close_matches(found[1], sorted(names), n=1) if found else []
-    return (
-        f"did you mean {near[0]}?"
-        if near
-        else "mend it; `the profiles shipped with the simulator show every key"
-    )
