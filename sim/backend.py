@@ -182,7 +182,8 @@ class SimBackend:
         lengths = self._plans.of(command.task, command.step).lengths
         trained = [lengths[i] for i in command.trajectories]
         stats = TrainingStats(num_tokens=sum(trained))
-        duration_ns = to_ns(training_seconds(self._profile.lane, trained))
+        micro_batch_tokens = self._plans.tasks[command.task].training.micro_batch_tokens
+        duration_ns = to_ns(training_seconds(self._profile.lane, trained, micro_batch_tokens))
         self._run_job(command.lane, duration_ns, partial(TrainingFinished, command=command.id, stats=stats))
 
     def _publish(self, command: Publish) -> None:

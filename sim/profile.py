@@ -74,12 +74,15 @@ class ReplicaProfile(Spec, frozen=True, kw_only=True):
 class LaneProfile(Spec, frozen=True, kw_only=True):
     """Costs of a lane, in seconds per unit named.
 
-    A training step takes `switch_s + step_s + per_token_s·tokens + per_squared_token_s·Σ length²
-    + optimizer_s`, over the trained trajectories' whole lengths.
+    A training step takes `switch_s + step_s + per_micro_batch_s·rounds + per_token_s·tokens
+    + per_squared_token_s·Σ length² + optimizer_s`, over the trained trajectories' whole lengths; a round
+    works on `num_parallel_micro_batches` micro-batches of the task's `micro_batch_tokens` each.
     """
 
     switch_s: Quantity = FREE
     step_s: Quantity
+    per_micro_batch_s: Quantity = FREE
+    num_parallel_micro_batches: Count = 1
     per_token_s: Quantity = FREE
     per_squared_token_s: Quantity = FREE
     optimizer_s: Quantity = FREE
@@ -142,11 +145,13 @@ def engine_rules(engine: EngineProfile, experiment: Experiment) -> EngineRules:
     )
 
 
-def training_seconds(lane: LaneProfile, lengths: Sequence[int]) -> float:
+def training_seconds(lane: LaneProfile, lengths: Sequence[int], micro_batch_tokens: int) -> float:
     """How long a training step over trajectories of these lengths, in tokens, takes."""
     fixed = lane.switch_s.value + lane.step_s.value + lane.optimizer_s.value
-    squares = sum(length * length for length in lengths)
-    return fixed + lane.per_token_s.value * sum(lengths) + lane.per_squared_token_s.value * squares
+    num_tokens, squares = sum(lengths), sum(length * length for length in lengths)
+    rounds = -(-num_tokens // (micro_batch_tokens * lane.num_parallel_micro_batches))
+    varying = lane.per_token_s.value * num_tokens + lane.per_squared_token_s.value * squares
+    return fixed + lane.per_micro_batch_s.value * rounds + varying
 
 
 def workload_of(task: TaskSpec, profile: Profile) -> Workload:

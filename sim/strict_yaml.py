@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Hashable
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,10 +75,9 @@ def _suggestion(problem: str, kind: type[Any]) -> str:
     """The nearest key to the one a complaint is about."""
     found = re.search(r"unknown field `(.*)`", problem)
     near = difflib.get_close_matches(found[1], sorted(_keys(kind)), n=1) if found else []
-    return f"did you mean {near[0]}?" if near else "mend it; the files shipped with the simulator show every key"
+    return f"did you mean {near[0]}?" if near else "mend it; the shipped files show every key"
 
 
-@cache
 def _keys(kind: type[Any]) -> frozenset[str]:
     """The keys of a spec and of all specs within it."""
     keys: set[str] = set()
