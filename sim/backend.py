@@ -51,7 +51,8 @@ from marlaas.events import (
 )
 from marlaas.runtime import Emit
 from marlaas.spec import Cancel, Experiment, Kill, Operation, Pause, Resume
-from sim.engine import Engine
+from sim.host import Host
+from sim.lane import Lane
 from sim.profile import (
     Profile,
     Quantity,
@@ -63,16 +64,6 @@ from sim.profile import (
 from sim.replica import Replica, ReplicaTimes, fingerprint
 from sim.timeline import Timeline, to_ns
 from sim.workload import Plans
-
-
-class Lane:
-    """One incarnation of a lane: one job at a time, in the order given."""
-
-    __slots__ = ("free_at_ns", "is_alive")
-
-    def __init__(self) -> None:
-        self.is_alive = True
-        self.free_at_ns = 0
 
 
 class SimBackend:
@@ -95,7 +86,9 @@ class SimBackend:
         self._timeline = Timeline(env)
         self._plans = Plans(experiment, profile)
         self._workers: dict[str, Replica | Lane] = {}
-        self._engine = (iteration_costs(profile.replica), engine_rules(profile.engine, experiment))
+        self._host = Host(profile.slowdown_per_busy_worker.value)
+        self._costs = iteration_costs(profile.replica)
+        self._rules = engine_rules(profile.engine, experiment)
         self._replica_times = _replica_times(profile.replica, measure_every_s)
         self._emit: Emit = _nobody
         self._starts: dict[type[Command], Callable[[Any], None]] = {
@@ -125,23 +118,29 @@ class SimBackend:
     def _start_worker(self, command: StartWorker) -> None:
         name = command.worker
         self._stop(name)
-        worker = self._new_lane() if name in self._experiment.lane_names else self._new_replica(name)
+        is_lane = name in self._experiment.lane_names
+        worker = Lane(name, self._timeline, self._host) if is_lane else self._new_replica(name)
         self._workers[name] = worker
-        costs = self._profile.lane if isinstance(worker, Lane) else self._profile.replica
 
         def come_up() -> None:
             if worker.is_alive:
                 self._emit(WorkerUp(at=self._timeline.now_ns, command=command.id, worker=name))
 
-        self._timeline.after(_ns(costs.start_s), come_up)
-
-    def _new_lane(self) -> Lane:
-        return Lane()
+        start_s = self._profile.lane.start_s if is_lane else self._profile.replica.start_s
+        self._timeline.after(_ns(start_s), come_up)
 
     def _new_replica(self, name: str) -> Replica:
-        engine = Engine(*self._engine)
-        num_slots = self._experiment.cluster.replicas.slots
-        return Replica(name, engine, self._replica_times, num_slots, self._plans, self._timeline, self._tell)
+        return Replica(
+            name,
+            self._costs,
+            self._rules,
+            self._replica_times,
+            self._experiment.cluster.replicas.slots,
+            self._plans,
+            self._timeline,
+            self._host,
+            self._tell,
+        )
 
     def _tell(self, event: Event) -> None:
         self._emit(event)
@@ -151,7 +150,7 @@ class SimBackend:
         worker = self._workers.pop(name, None)
         if worker is None:
             return False
-        worker.is_alive = False
+        worker.stop()
         return True
 
     def _replica(self, name: str) -> Replica:
@@ -165,14 +164,7 @@ class SimBackend:
         """Queue a job on a lane; its answer, given its time, is emitted at its end."""
         lane = self._workers[lane_name]
         assert isinstance(lane, Lane), "a lane's order goes to a lane"
-        now_ns = self._timeline.now_ns
-        lane.free_at_ns = max(now_ns, lane.free_at_ns) + duration_ns
-
-        def finish() -> None:
-            if lane.is_alive:
-                self._emit(answer(at=self._timeline.now_ns))
-
-        self._timeline.after(lane.free_at_ns - now_ns, finish)
+        lane.run(duration_ns, lambda: self._emit(answer(at=self._timeline.now_ns)))
 
     def _create_adapter(self, command: CreateAdapter) -> None:
         answer = partial(AdapterCreated, command=command.id, fingerprint=fingerprint((command.task, 0)))

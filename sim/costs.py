@@ -42,6 +42,16 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True):
         if self.iteration_fs < 1 or min(msgspec.structs.astuple(self)) < 0:
             raise ValueError("an iteration takes at least 1 fs and no cost is negative")
 
+    def scaled(self, percent: int) -> IterationCosts:
+        """The same costs at another pace: every duration in percent of what it was, the knee unchanged."""
+        if percent == 100:
+            return self
+        costs = msgspec.structs.asdict(self)
+        scaled = {
+            name: cost if name == "knee_sequences" else cost * percent // 100 for name, cost in costs.items()
+        }
+        return IterationCosts(**scaled)
+
     def decode_fs(self, num_sequences: int, kv_tokens: int, num_adapters: int) -> int:
         """Duration of one decode iteration."""
         total = self.iteration_fs + self.per_sequence_fs * num_sequences + self.per_kv_token_fs * kv_tokens

@@ -135,6 +135,12 @@ class Engine:
         self._chores.append(chore)
         self._interrupt(now_ns, lambda _: True)
 
+    def set_costs(self, now_ns: int, costs: IterationCosts) -> None:
+        """Go on at these costs from the next boundary on."""
+        self._costs = costs
+        if self._pass is Pass.STEPS:
+            self._interrupt(now_ns, lambda _: True)
+
     def abort(self, now_ns: int, command: int, trajectories: frozenset[int], answer: Chore) -> None:
         """Stop these sequences of a command at the next boundary, where the chore `answer` is done."""
 

@@ -103,7 +103,9 @@ class Profile(Spec, frozen=True, kw_only=True):
     """All that a simulation needs beside the experiment.
 
     `workloads` are named after a task or an environment. `environment_overhead_s` is added to an
-    environment's own latency; a workload's `environment_s` was measured whole and contains it.
+    environment's own latency; a workload's `environment_s` was measured whole and contains it. A busy worker
+    takes `slowdown_per_busy_worker` of its time longer for each other busy one: 0 for devices of their own,
+    more where workers share the cores of one machine.
     """
 
     name: Name
@@ -112,6 +114,7 @@ class Profile(Spec, frozen=True, kw_only=True):
     replica: ReplicaProfile
     lane: LaneProfile
     environment_overhead_s: Quantity = FREE
+    slowdown_per_busy_worker: Quantity = FREE
     workloads: dict[str, ProfiledWorkload] = msgspec.field(default_factory=dict)
 
 

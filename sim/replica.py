@@ -22,8 +22,9 @@ from marlaas.events import (
     TurnsAborted,
 )
 from marlaas.runtime import Emit
-from sim.costs import FS_PER_NS
-from sim.engine import Chore, Counters, Engine
+from sim.costs import FS_PER_NS, IterationCosts
+from sim.engine import Chore, Counters, Engine, EngineRules
+from sim.host import Host, Percent
 from sim.sequences import Adapter, Sequence
 from sim.timeline import Timeline
 from sim.workload import Plans
@@ -50,16 +51,19 @@ class Replica:
     def __init__(
         self,
         name: str,
-        engine: Engine,
+        costs: IterationCosts,
+        rules: EngineRules,
         times: ReplicaTimes,
         num_slots: int,
         plans: Plans,
         timeline: Timeline,
+        host: Host,
         emit: Emit,
     ) -> None:
         self.name = name
         self.is_alive = True
-        self._engine = engine
+        self._costs = costs
+        self._engine = Engine(costs, rules)
         self._times = times
         self._num_slots = num_slots
         self._plans = plans
@@ -68,6 +72,13 @@ class Replica:
         self._slots: set[Adapter] = set()
         self._wake_ns: int | None = None
         self._counted = Counters()
+        self._host = host
+        host.join(name, self._set_pace)
+
+    def stop(self) -> None:
+        """Die silently."""
+        self.is_alive = False
+        self._host.leave(self.name)
 
     # --- orders ----------------------------------------------------------------------------------
 
@@ -131,9 +142,16 @@ class Replica:
 
     # --- time ------------------------------------------------------------------------------------
 
+    def _set_pace(self, pace: Percent) -> None:
+        """Go on slower or faster from the next boundary on."""
+        self._catch_up()
+        self._engine.set_costs(self._timeline.now_ns, self._costs.scaled(pace))
+        self._arm()
+
     def _arm(self) -> None:
         """Make sure to wake when the engine's pass ends; a wake-up that became too early is let pass."""
         wake_ns = self._engine.wake_ns
+        self._host.note(self.name, wake_ns is not None)
         if wake_ns is not None and (self._wake_ns is None or wake_ns < self._wake_ns):
             self._wake_ns = wake_ns
             self._timeline.after(wake_ns - self._timeline.now_ns, self._wake)

@@ -46,6 +46,10 @@ class StepwiseEngine:
         self._chores.append(chore)
         self._begin_if_idle(now_ns)
 
+    def set_costs(self, _: int, costs: IterationCosts) -> None:
+        """Go on at these costs from the next boundary on."""
+        self._costs = costs
+
     def abort(self, now_ns: int, command: int, trajectories: frozenset[int], answer: Chore) -> None:
         """Stop these sequences of a command at the next boundary, where the chore `answer` is done."""
         meant = [s for s in self._sampled if s.command == command and s.trajectory in trajectories]

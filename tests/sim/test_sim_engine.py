@@ -120,6 +120,15 @@ def test_a_chore_stops_the_batch_at_the_next_boundary_for_its_time() -> None:
     assert drive(Engine(PLAIN, rules(8, 1000)), orders) == [(245_000, "chore"), (345_000, "1.0")]
 
 
+def test_a_slower_pace_holds_from_the_next_boundary_on() -> None:
+    """Told in the second of four iterations to take 160 %: the last two do."""
+    orders: list[Order] = [
+        (0, submit(*sequences(1, [(1, 5)]))),
+        (150_000, lambda engine, at_ns: engine.set_costs(at_ns, PLAIN.scaled(160))),
+    ]
+    assert drive(Engine(PLAIN, rules(8, 1000)), orders) == [(520_000, "1.0")]
+
+
 def test_an_abort_frees_the_seat_at_the_next_boundary() -> None:
     """The aborted never end, waiting or decoding; who waited behind them gets the seat."""
     orders: list[Order] = [
@@ -209,14 +218,17 @@ length = st.tuples(st.integers(1, 20), st.integers(1, 30))
 submission = st.tuples(st.just("submit"), st.lists(length, min_size=1, max_size=6), st.sampled_from("abc"))
 abortion = st.tuples(st.just("abort"), st.integers(0, 7), st.frozensets(st.integers(0, 5), min_size=1))
 chore_ns = st.integers(0, 3_000)
+pace = st.tuples(st.just("pace"), st.sampled_from([100, 160, 220]))
 script_strategy = st.lists(
-    st.tuples(st.integers(0, 20_000), st.one_of(submission, submission, abortion, chore_ns)), max_size=8
+    st.tuples(st.integers(0, 20_000), st.one_of(submission, submission, abortion, chore_ns, pace)), max_size=8
 )
 
 
-def order_of(command: int, what: object) -> Callable[[AnyEngine, int], None]:
+def order_of(command: int, what: object, costs: IterationCosts) -> Callable[[AnyEngine, int], None]:
     """A fresh order, with sequences of its own, from plain values of the script."""
     match what:
+        case ("pace", int(percent)):
+            return lambda engine, at_ns: engine.set_costs(at_ns, costs.scaled(percent))
         case ("submit", list(lengths), str(adapter)):
             return submit(*sequences(command, lengths, adapter))
         case ("abort", int(whose), frozenset(trajectories)):
@@ -226,10 +238,10 @@ def order_of(command: int, what: object) -> Callable[[AnyEngine, int], None]:
     raise AssertionError(what)
 
 
-def orders_of(script: list[tuple[int, object]]) -> list[Order]:
+def orders_of(script: list[tuple[int, object]], costs: IterationCosts) -> list[Order]:
     """The script as orders in time; a submission's command is its place in it."""
     in_time = sorted(script, key=lambda entry: entry[0])
-    return [(at_ns, order_of(number, what)) for number, (at_ns, what) in enumerate(in_time)]
+    return [(at_ns, order_of(number, what, costs)) for number, (at_ns, what) in enumerate(in_time)]
 
 
 @settings(max_examples=100, deadline=None)
@@ -237,10 +249,10 @@ def orders_of(script: list[tuple[int, object]]) -> list[Order]:
 def test_the_closed_form_equals_stepping_token_by_token(
     costs: IterationCosts, rules: EngineRules, script: list[tuple[int, object]]
 ) -> None:
-    """Same ends at the same nanosecond in the same order, preemptions, aborts and chores included."""
+    """Same ends at the same nanosecond in the same order, preemptions, aborts, chores, paces included."""
     engine = Engine(costs, rules)
     stepwise = StepwiseEngine(costs, rules)
-    assert drive(engine, orders_of(script)) == drive(stepwise, orders_of(script))
+    assert drive(engine, orders_of(script, costs)) == drive(stepwise, orders_of(script, costs))
     assert engine.counters.num_preemptions == stepwise.num_preemptions
 
 
