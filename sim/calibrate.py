@@ -31,6 +31,15 @@ PRIOR_PER_ADAPTER_S = Quantity(
     note="only one adapter was ever active; a benchmark of the embedded engine on one CPU core saw at most"
     " 0.4 ms per further adapter at 64 to 256 sequences",
 )
+# Two cores of a rented machine are often two threads of one core.
+PRIOR_SLOWDOWN = Quantity(
+    value=0.5,
+    source="assumed",
+    interval=(0.0, 1.0),
+    note="no rollout ran beside a training step; on two shared cores a compute-bound process was seen to take"
+    " 60 % longer beside another, on cores of their own it would be next to nothing",
+)
+OVERLAP_SEEN = 0.05
 MAX_EMPIRICAL = 1000
 
 
@@ -76,10 +85,16 @@ def calibrate(paths: Sequence[Path]) -> tuple[Profile, FitReport]:
         description=f"calibrated from {where}",
         replica=replica,
         lane=lane,
+        slowdown_per_busy_worker=_slowdown(seen),
         workloads={task: _workload(lengths) for task, lengths in seen.tasks.items() if lengths.turns},
     )
-    quantities = {"per_adapter_s": replica.per_adapter_s}
-    assumed = tuple(f"{n} {q.value:g}: {q.note}" for n, q in quantities.items() if q.source == "assumed")
+    quantities = {
+        "per_adapter_s": replica.per_adapter_s,
+        "slowdown_per_busy_worker": profile.slowdown_per_busy_worker,
+    }
+    assumed = tuple(
+        f"{n} {q.value:g}: {q.note}" for n, q in quantities.items() if q.source == "assumed" and q.note
+    )
     report = FitReport(sources=tuple(map(str, paths)), models=(*models, training), assumptions=assumed)
     return profile, report
 
@@ -89,6 +104,13 @@ def report(fitted: tuple[Profile, FitReport], out: Path) -> str:
     profile, fit_report = fitted
     out.write_text(dump_profile(profile), encoding="utf-8")
     return f"{fit_report}\nwrote {out}"
+
+
+def _slowdown(seen: Observations) -> Quantity:
+    """What workers of one machine cost each other; costs of runs in which they met contain it already."""
+    if not seen.is_one_machine or seen.overlap_seconds > OVERLAP_SEEN * seen.rollout_seconds:
+        return FREE
+    return PRIOR_SLOWDOWN
 
 
 # --- replicas --------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ from traces.schema import Record
 
 NS = 1e-9
 
+Interval = tuple[int, int]
+
 
 class Chores(msgspec.Struct):
     """Adapter loads and unloads that a replica did in one go, answered at one instant."""
@@ -69,6 +71,9 @@ class Observations:
         self.trainings: list[Training] = []
         self.windows: list[EngineMeasured] = []
         self.overheads: list[float] = []
+        self.rollout_seconds = 0.0
+        self.overlap_seconds = 0.0  # of them, while a lane worked too
+        self.is_one_machine = True  # every worker of every run computes on the cores of one machine
         self.tasks: dict[str, TaskLengths] = {}
 
 
@@ -101,6 +106,8 @@ class _Observer:
         self._lengths: dict[tuple[str, int, int], int] = {}
         self._chores: dict[str, list[Span]] = defaultdict(list)
         self._episodes: dict[str, _Episode] = {}
+        self._rollouts: list[Interval] = []
+        self._jobs: list[Interval] = []
 
     def run(self) -> None:
         """Read the trace to its end."""
@@ -109,6 +116,10 @@ class _Observer:
             self._end_chores(replica)
         for replica in list(self._episodes):
             self._end_episode(replica)
+        cluster = self._reader.header.experiment.cluster
+        self._seen.is_one_machine &= {cluster.replicas.device, cluster.lanes.device} == {"cpu"}
+        self._seen.rollout_seconds += sum(end - start for start, end in self._rollouts) * NS
+        self._seen.overlap_seconds += _overlap(self._rollouts, self._jobs) * NS
 
     def _watched(self, records: Iterable[Record]) -> Iterator[Record]:
         for event, commands in records:
@@ -132,6 +143,8 @@ class _Observer:
         if span.ending != "ok":
             return
         seconds = (span.end - span.start) * NS
+        if isinstance(command, CreateAdapter | Train | Publish):
+            self._jobs.append((span.start, span.end))
         if isinstance(command, StepEnvironment):
             self._add_environment_step(command, span.answer, seconds)
         elif isinstance(command, Train):
@@ -205,6 +218,7 @@ class _Observer:
     def _end_episode(self, replica: str) -> None:
         """What passed beside the engine's own work: orders and answers on their way."""
         episode = self._episodes.pop(replica)
+        self._rollouts.append((episode.start, max(episode.start, episode.end)))
         if episode.is_clean and not episode.num_open and episode.busy_s > 0:
             seconds = (episode.end - episode.start) * NS
             self._seen.overheads.append(max(0.0, seconds - episode.busy_s))
@@ -227,3 +241,18 @@ class _Observer:
         num_loads = sum(isinstance(span.command, LoadAdapter) for span in spans)
         start, end = min(span.start for span in spans), max(span.end for span in spans)
         self._seen.chores.append(Chores((end - start) * NS, num_loads, len(spans) - num_loads))
+
+
+def _overlap(some: list[Interval], others: list[Interval]) -> int:
+    """How long, in all, intervals of one list meet intervals of the other."""
+    total = 0
+    others = sorted(others)
+    first = 0
+    for start, end in sorted(some):
+        while first < len(others) and others[first][1] <= start:
+            first += 1
+        for other_start, other_end in others[first:]:
+            if other_start >= end:
+                break
+            total += max(0, min(end, other_end) - max(start, other_start))
+    return total

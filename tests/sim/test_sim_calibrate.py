@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from small_runs import ONE_TURN, PROFILE, SEVERAL, Record, experiment
 
 from marlaas.errors import InputError
-from marlaas.spec import ClusterSpec, Experiment, Kill, ReplicasSpec
+from marlaas.spec import ClusterSpec, Experiment, Kill, LanesSpec, ReplicasSpec
 from sim import load_profile, simulate
 from sim.calibrate import calibrate, report
 from sim.fitting import fit
@@ -71,8 +71,9 @@ def test_one_adapter_at_a_time_leaves_the_cost_of_further_ones_assumed(tmp_path:
 
 
 def test_a_profile_from_one_system_predicts_another(tmp_path: Path) -> None:
-    """Fitted from `single` alone, the makespan of `marlaas` is predicted within 3 %."""
+    """Fitted from `single` alone, the makespan of `marlaas` on its own devices is predicted within 3 %."""
     profile, _ = calibrate([trace(tmp_path, bigger("single"))])
+    profile = replace(profile, slowdown_per_busy_worker=assumed(0.0))
 
     def makespan_s(of: Profile) -> float:
         record = Record()
@@ -83,6 +84,21 @@ def test_a_profile_from_one_system_predicts_another(tmp_path: Path) -> None:
     truth = Record()
     simulate(bigger("marlaas"), KNOWN, truth)
     assert makespan_s(profile) == pytest.approx(truth.end_s, rel=0.03)
+
+
+def test_workers_of_one_machine_are_taken_to_slow_each_other_where_they_were_never_seen_to(
+    tmp_path: Path,
+) -> None:
+    """Assumed after `single` on CPUs; in the costs already after `marlaas`; none on accelerators."""
+    from_single, said = calibrate([trace(tmp_path, bigger("single"))])
+    assert from_single.slowdown_per_busy_worker.source == "assumed"
+    assert from_single.slowdown_per_busy_worker.value > 0
+    assert "slowdown_per_busy_worker" in str(said)
+    from_marlaas, _ = calibrate([trace(tmp_path, bigger("marlaas"))])
+    assert from_marlaas.slowdown_per_busy_worker.value == 0
+    devices = replace(bigger("single").cluster, lanes=LanesSpec(device="npu"))
+    from_npu, _ = calibrate([trace(tmp_path, replace(bigger("single"), name="npu", cluster=devices))])
+    assert from_npu.slowdown_per_busy_worker.value == 0
 
 
 def test_work_lost_with_a_worker_does_not_count(tmp_path: Path) -> None:
