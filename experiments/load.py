@@ -6,13 +6,15 @@ is 1 everywhere, files are absolute or shipped with the project; dumped and load
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from experiments import checks
+from experiments import checks, costs
 from experiments.overrides import Override, read_overrides
 from experiments.schema import Misfit, convert, one_of
 from experiments.yaml_strict import Document, dump, parse, render
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _ROOT = Path(__file__).parent.parent
 MODELS = _ROOT / "executor" / "models"
-PROFILES = _ROOT / "experiments" / "profiles"
+PROFILES = (_ROOT / "experiments" / "profiles", _ROOT / "sim" / "library" / "profiles")
 
 
 def load_experiment(path: Path, settings: Iterable[str] = (), system: str | None = None) -> Experiment:
@@ -35,7 +37,12 @@ def load_experiment(path: Path, settings: Iterable[str] = (), system: str | None
         raise InputError(str(path), "not a mapping of keys to values", "wanted at least name and tasks")
     overrides = read_overrides(settings, system, document.data)
     experiment = _with_places(lambda: _convert(document.data), document, overrides, path)
-    return _resolve(experiment, path)
+    experiment = _resolve(experiment, path)
+    if costs.says_kv_tokens(document.data) or not _names_hardware(experiment):
+        return experiment
+    experiment = costs.with_kv_pool(experiment, load_profile(experiment, check=False))
+    _with_places(lambda: checks.check(experiment), document, overrides, path)
+    return experiment
 
 
 def read_text(path: Path, what: str) -> str:
@@ -72,10 +79,9 @@ def profile_file(experiment: Experiment) -> Path:
     if experiment.profile is None:
         wanted = "name one in the YAML or with --set profile=FILE; `marlaas calibrate` makes one from a run"
         raise InputError("profile", "the simulator needs a profile of costs", wanted)
-    shipped = PROFILES / f"{experiment.profile}.yaml"
-    path = shipped if shipped.is_file() else Path(experiment.profile)
+    path = _shipped_profile(experiment.profile) or Path(experiment.profile)
     if not path.is_file():
-        names = sorted(file.stem for file in PROFILES.glob("*.yaml"))
+        names = sorted(file.stem for folder in PROFILES for file in folder.glob("*.yaml"))
         wanted = (
             f"wanted a profile YAML or a shipped profile; {one_of(experiment.profile, names, 'profiles')}"
         )
@@ -83,13 +89,36 @@ def profile_file(experiment: Experiment) -> Path:
     return path
 
 
-def load_profile(experiment: Experiment) -> Profile:
-    """The profile an experiment is simulated with; raises `InputError`."""
-    from sim.profile import Profile  # simpy and numpy, for those who simulate
+def load_profile(experiment: Experiment, *, check: bool = True) -> Profile:
+    """The profile an experiment is simulated with; raises `InputError`.
 
+    With `check`, an experiment that asks for more KV than fits what the profile describes is refused too.
+    """
     path = profile_file(experiment)
     document = parse(read_text(path, "a profile"), str(path))
-    return _with_places(lambda: convert(document.data, Profile), document, [], path)
+    read = partial(costs.read_profile, document.data, experiment, path.parent)
+    profile = _with_places(read, document, [], path)
+    if check:
+        try:
+            costs.check_kv_pool(experiment, profile)
+        except Misfit as misfit:
+            raise InputError(render(misfit.path), misfit.problem, misfit.wanted) from None
+    return profile
+
+
+def _names_hardware(experiment: Experiment) -> bool:
+    """Whether the experiment's profile is there and computes its costs; reading it whole takes longer."""
+    try:
+        text = profile_file(experiment).read_text(encoding="utf-8")
+    except (InputError, OSError, UnicodeDecodeError):
+        return False
+    return re.search(rf"^{costs.HARDWARE}\s*:", text, re.MULTILINE) is not None
+
+
+def _shipped_profile(name: str) -> Path | None:
+    """The file of a shipped profile."""
+    files = (folder / f"{name}.yaml" for folder in PROFILES)
+    return next((file for file in files if file.is_file()), None)
 
 
 def _convert(data: Any) -> Experiment:
@@ -119,7 +148,7 @@ def _resolve(experiment: Experiment, path: Path) -> Experiment:
     )
     profile = experiment.profile
     if profile is not None:
-        profile = _absolute(profile, path, (PROFILES / f"{profile}.yaml").is_file())
+        profile = _absolute(profile, path, _shipped_profile(profile) is not None)
     return msgspec.structs.replace(experiment, model=model, profile=profile)
 
 

@@ -52,6 +52,7 @@ class ReplicaProfile(Spec, frozen=True, kw_only=True):
 
     `turn_overhead_s` passes between the end of a turn in the engine and the scheduler's knowing it. An
     adapter is loaded in `load_s + load_per_byte_s · adapter_bytes`, and the batch stands still meanwhile.
+    `kv_tokens` is the KV pool that fits, where that is known; the experiment says what is used.
     """
 
     iteration_s: Quantity
@@ -69,6 +70,7 @@ class ReplicaProfile(Spec, frozen=True, kw_only=True):
     load_per_byte_s: Quantity = FREE
     unload_s: Quantity = FREE
     adapter_bytes: Quantity = FREE
+    kv_tokens: Quantity | None = None
 
 
 class LaneProfile(Spec, frozen=True, kw_only=True):
@@ -186,8 +188,16 @@ def environment_latency(
 
 
 def load_profile(path: str | Path) -> Profile:
-    """Read a profile from YAML; unknown, duplicate, missing and mistyped keys are an `InputError`."""
-    return converted(read_file(path, "a profile YAML"), Profile, str(path))
+    """Read a profile from YAML; unknown, duplicate, missing and mistyped keys are an `InputError`.
+
+    Costs are spelt out, or `hardware` names a device and a model to compute them from.
+    """
+    data = read_file(path, "a profile YAML")
+    if isinstance(data, dict) and "hardware" in data:
+        from sim.hardware_profile import HardwareProfile, resolve  # needs this module
+
+        return resolve(converted(data, HardwareProfile, str(path)), beside=Path(path).parent)
+    return converted(data, Profile, str(path))
 
 
 def dump_profile(profile: Profile) -> str:

@@ -14,27 +14,31 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from experiments.load import load_experiment, load_profile, profile_file, read_text
+from experiments import checks, costs
+from experiments.load import load_experiment, profile_file, read_text
 from experiments.overrides import Override, read_overrides
-from experiments.schema import Misfit, convert, one_of
+from experiments.schema import Misfit, one_of
 from experiments.sweep.axes import NUM_TASKS, Scalar, Setting
 from experiments.sweep.study import SYSTEM, Places, Study
-from experiments.yaml_strict import Path, parse, render
+from experiments.yaml_strict import Document, Path, parse, render
 from marlaas.errors import InputError
 from marlaas.spec import Experiment, Kill
 from marlaas.systems import SYSTEMS
 from traces.schema import hash_of
 
 if TYPE_CHECKING:
+    from sim.hardware_profile import Site
     from sim.profile import Profile
 
 PROFILE = "profile."
+KV_TOKENS_KEY = render(costs.KV_TOKENS)
 UNKNOWN_KEY = "unknown key"
 
 
@@ -141,7 +145,8 @@ class Base:
         self._study = study
         self._data = parse(read_text(study.base, "the base experiment"), str(study.base)).data
         self._experiments: dict[bytes, Experiment] = {}
-        self._profiles: dict[tuple[str | None, bytes], Profile] = {}
+        self._documents: dict[str | None, Document] = {}
+        self._profiles: dict[tuple[str | None, bytes, Site | None], Profile] = {}
         self.experiment = self._experiment(study.fixed)
 
     def question(self, settings: Sequence[Setting]) -> Question:
@@ -150,6 +155,7 @@ class Base:
 
         experiment = self._experiment(settings)
         profile = self._profile(experiment, [one for one in settings if one.key.startswith(PROFILE)])
+        experiment = self._with_kv_pool(experiment, profile, settings)
         for task in experiment.tasks:
             workload_of(task, profile)
         return Question(experiment, profile)
@@ -179,36 +185,60 @@ class Base:
         return self._experiments[key]
 
     def _profile(self, experiment: Experiment, settings: Sequence[Setting]) -> Profile:
-        named = None if self._study.profile is not None else experiment.profile
-        key = named, _key(settings)
+        from sim.hardware_profile import site_of
+
+        file = None if self._study.profile is not None else str(profile_file(experiment))
+        document = self._profile_document(file)
+        computed = isinstance(document.data, dict) and costs.HARDWARE in document.data
+        key = file, _key(settings), site_of(experiment) if computed else None
         if key not in self._profiles:
-            self._profiles[key] = self._read_profile(experiment, settings)
+            self._profiles[key] = self._read_profile(file, document, experiment, settings)
         return self._profiles[key]
 
-    def _read_profile(self, experiment: Experiment, settings: Sequence[Setting]) -> Profile:
-        if self._study.profile is not None:
-            data = copy.deepcopy(self._study.profile)
-            return _changed_profile(data, settings, lambda path: self._study.places(("profile", *path)))
-        if not settings:
-            return load_profile(experiment)
-        file = profile_file(experiment)
-        document = parse(read_text(file, "a profile"), str(file))
-        return _changed_profile(document.data, settings, Places(file, document.lines))
+    def _profile_document(self, file: str | None) -> Document:
+        """The profile as plain data, from its file or, without one, from the study."""
+        if file not in self._documents:
+            if file is None:
+                self._documents[file] = Document(self._study.profile, {})
+            else:
+                self._documents[file] = parse(read_text(FilePath(file), "a profile"), file)
+        return self._documents[file]
 
+    def _read_profile(
+        self, file: str | None, document: Document, experiment: Experiment, settings: Sequence[Setting]
+    ) -> Profile:
+        """A profile with settings applied; raises `InputError` at the setting or where the data stands."""
+        source = self._study.base if file is None else FilePath(file)
+        data = copy.deepcopy(document.data)
+        applied = apply(data, settings, PROFILE)
+        try:
+            return costs.read_profile(data, experiment, source.parent)
+        except Misfit as misfit:
+            if file is None:
+                where = self._study.places(("profile", *misfit.path))
+            else:
+                where = Places(source, document.lines)(misfit.path)
+            for override, setting in applied:
+                if _is_to_blame(override, misfit):
+                    where = f"{setting.place}: {render(misfit.path)}"
+            raise InputError(where, misfit.problem, misfit.wanted) from None
 
-def _changed_profile(data: Any, settings: Sequence[Setting], place: Callable[[Path], str]) -> Profile:
-    """A profile from plain data and settings; `place` spells where the data stands."""
-    from sim.profile import Profile
-
-    applied = apply(data, settings, PROFILE)
-    try:
-        return convert(data, Profile)
-    except Misfit as misfit:
-        where = place(misfit.path)
-        for override, setting in applied:
-            if _is_to_blame(override, misfit):
-                where = f"{setting.place}: {render(misfit.path)}"
-        raise InputError(where, misfit.problem, misfit.wanted) from None
+    def _with_kv_pool(
+        self, experiment: Experiment, profile: Profile, settings: Sequence[Setting]
+    ) -> Experiment:
+        """The experiment with the KV pool that the profile computes, unless the base or a setting says it."""
+        said = any(one.key == KV_TOKENS_KEY for one in settings) or costs.says_kv_tokens(self._data)
+        if profile.replica.kv_tokens is None:
+            return experiment
+        try:
+            if said:
+                costs.check_kv_pool(experiment, profile)
+            else:
+                experiment = costs.with_kv_pool(experiment, profile)
+                checks.check(experiment)
+        except Misfit as misfit:
+            raise InputError(render(misfit.path), misfit.problem, misfit.wanted) from None
+        return experiment
 
 
 def _is_to_blame(override: Override, misfit: Misfit) -> bool:

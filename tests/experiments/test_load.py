@@ -10,7 +10,10 @@ from marlaas.systems import SYSTEMS
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))
-PROFILES = sorted((ROOT / "experiments" / "profiles").glob("*.yaml"))
+LIBRARY = ROOT / "sim" / "library"
+PROFILES = sorted((ROOT / "experiments" / "profiles").glob("*.yaml")) + sorted(
+    LIBRARY.glob("profiles/*.yaml")
+)
 
 # What a user may type, and what the answer must contain: the path, what was wanted, the nearest name.
 BAD_SETTINGS = {
@@ -174,7 +177,9 @@ def test_every_experiment_of_the_repository_loads_under_every_system(path: Path)
 @pytest.mark.parametrize("path", PROFILES, ids=[path.stem for path in PROFILES])
 def test_every_profile_of_the_repository_loads(path: Path, small: Path) -> None:
     """A shipped profile is found by its name."""
-    assert load_profile(load_experiment(small, [f"profile={path.stem}"]))
+    large = ["cluster.replicas.devices=4", "cluster.lanes.devices=4"]
+    needed = large if "32b" in path.stem else []
+    assert load_profile(load_experiment(small, [f"profile={path.stem}", *needed]))
 
 
 def test_every_yaml_of_the_repository_is_of_a_kind_that_is_tested() -> None:
@@ -185,7 +190,8 @@ def test_every_yaml_of_the_repository_is_of_a_kind_that_is_tested() -> None:
         for name in packages
         for path in (ROOT / name).rglob("*.y*ml")
     }
-    assert found <= {"experiments", "experiments/profiles", "experiments/studies"}
+    library = {f"sim/library/{kind}" for kind in ("devices", "models", "profiles")}
+    assert found <= {"experiments", "experiments/profiles", "experiments/studies"} | library
 
 
 def test_the_schema_agrees_with_msgspec() -> None:
