@@ -197,8 +197,8 @@ class Workload(Spec, frozen=True, kw_only=True):
 
     prompt_tokens: Distribution
     output_tokens: Distribution
-    turns: Distribution = Fixed(value=1)
-    observation_tokens: Distribution = Fixed(value=0)
+    turns: Distribution = Fixed(value=1.0)
+    observation_tokens: Distribution = Fixed(value=0.0)
     environment_s: Distribution | None = None
 
 

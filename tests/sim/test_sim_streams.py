@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -128,3 +129,9 @@ def test_a_measured_overhead_is_added_to_every_latency() -> None:
     assert np.allclose(
         np.array(with_overhead.environment_ns) - np.array(plan().environment_ns), 10**8, rtol=0, atol=1
     )
+
+
+def test_a_workload_with_its_defaults_is_written_as_it_will_be_read() -> None:
+    """A default of 1 in a field of fractions would be read back as 1.0, and a trace's header refused."""
+    as_written = msgspec.json.encode(Workload(prompt_tokens=Fixed(value=5.0), output_tokens=Fixed(value=6.0)))
+    assert msgspec.json.encode(msgspec.json.decode(as_written, type=Workload)) == as_written
