@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 import msgspec
 
@@ -118,7 +118,7 @@ def _slowdown(seen: Observations) -> Quantity:
 
 def _fit_replica(seen: Observations) -> tuple[ReplicaProfile, list[FittedModel]]:
     adapter, decode = _fit_decode(seen.windows)
-    overhead = _typical(seen.overheads)
+    overhead = _mean(seen.overheads)
     load, unload = _fit_chores(seen.chores)
     models = [FittedModel(name="decode iterations, s", fit=decode)]
     costs = {
@@ -242,18 +242,12 @@ def _quantity(fitted: Fit, name: str) -> Quantity:
 
 
 def _mean(values: Sequence[float]) -> Quantity:
-    return _summary(values, fmean(values), "mean") if values else FREE
-
-
-def _typical(values: Sequence[float]) -> Quantity:
-    return _summary(values, median(values), "median") if values else FREE
-
-
-def _summary(values: Sequence[float], value: float, kind: str) -> Quantity:
+    """The mean, so that totals are kept, with the smallest and largest as interval."""
+    if not values:
+        return FREE
     interval = (_rounded(min(values)), _rounded(max(values)))
-    return Quantity(
-        value=_rounded(value), source="calibrated", interval=interval, note=f"{kind} of {len(values)}"
-    )
+    note = f"mean of {len(values)}"
+    return Quantity(value=_rounded(fmean(values)), source="calibrated", interval=interval, note=note)
 
 
 def _rounded(value: float) -> float:
