@@ -73,7 +73,7 @@ class Device(Spec, frozen=True, kw_only=True):
 class Model(Spec, frozen=True, kw_only=True):
     """The shape of a dense decoder with grouped-query attention and a gated MLP.
 
-    `parameters` is what its makers state; a shape that does not come to within 2 % of it is refused.
+    `parameters` is what its makers state; a shape that does not come to within 0.5 % of it is refused.
     `adapts_embeddings`: whether engines reserve room in adapter slots for the embedding and the LM head too,
     as vLLM does for Llama and not for Qwen. `dtype_bytes` are of weights and activations.
     """
@@ -175,9 +175,9 @@ def load_model(name: str, beside: Path | None = None) -> Model:
     """A model of the library by name, or of a file by its path, relative to the folder `beside`."""
     model = _load(name, Model, "models", beside)
     stated = model.parameters.value
-    if abs(model.num_parameters / stated - 1) > 0.02:
+    if abs(model.num_parameters / stated - 1) > 0.005:
         problem = f"the shape has {model.num_parameters:,} parameters, stated are {stated:,.0f}"
-        raise InputError(f"{name}: parameters", problem, "mend the shape or the number; 2 % are allowed")
+        raise InputError(f"{name}: parameters", problem, "mend the shape or the number; 0.5 % are allowed")
     if model.heads % model.kv_heads:
         problem = f"{model.heads} heads are not shared evenly by {model.kv_heads} KV heads"
         raise InputError(f"{name}: kv_heads", problem, "wanted a divisor of heads")

@@ -98,10 +98,12 @@ def slot_buffers(setup: ReplicaSetup) -> Counter[int]:
     A slot is a row of stacked A and B matrices for every adapted module. With tensor parallelism the
     dimension that is split in the module is split in the adapter; the other is held whole.
     `adapts_embeddings` adds the embedding and the LM head, and an engine that lets adapters add tokens
-    adds three tables of them.
+    adds three tables of them. Without slots there are none.
     """
     model, per_row = setup.model, 2 * setup.slots * setup.rank
     buffers: Counter[int] = Counter()
+    if not setup.slots:
+        return buffers
     for name, (inputs, outputs) in model.adapted_shapes(setup.targets).items():
         splits_inputs = name in ("o_proj", "down_proj")
         a = inputs // setup.tensor_parallel if splits_inputs else inputs
