@@ -65,13 +65,14 @@ def make_header(
     created_at: str | None = None,
 ) -> Header:
     """The header of a run of `experiment` with this version of the code."""
+    settled = _settled(experiment)
     return Header(
         schema=SCHEMA_VERSION,
         world=world,
         seed=experiment.seed,
         code_version=__version__,
-        experiment_hash=hash_of(experiment),
-        experiment=experiment,
+        experiment_hash=hash_of(settled),
+        experiment=settled,
         profile=profile,
         host=host,
         created_at=created_at,
@@ -80,8 +81,12 @@ def make_header(
 
 def hash_of(experiment: Experiment) -> str:
     """SHA-256 of the experiment's canonical JSON: sorted keys, defaults written out, numbers as decoded."""
-    settled = msgspec.json.decode(msgspec.json.encode(experiment), type=Experiment)
-    return hashlib.sha256(msgspec.json.encode(settled, order="sorted")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(_settled(experiment), order="sorted")).hexdigest()
+
+
+def _settled(experiment: Experiment) -> Experiment:
+    """The experiment as it reads back from a trace: a whole number given for a float is a float there."""
+    return msgspec.json.decode(msgspec.json.encode(experiment), type=Experiment)
 
 
 def question_hash(experiment: Experiment) -> str:

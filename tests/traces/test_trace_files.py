@@ -18,6 +18,7 @@ from timed_world import record, small_experiment
 from marlaas.commands import AnyCommand, Command
 from marlaas.errors import InputError, TraceError
 from marlaas.events import AnyEvent, EnvironmentStepped, Event, RunStarted, TrainingFinished, TrainingStats
+from marlaas.spec import Fixed, Workload
 from traces.reader import cut_torn_tail, find_trace, iter_records, read, read_header
 from traces.replay import replay
 from traces.schema import Header, Record, World, hash_of, make_header
@@ -62,6 +63,17 @@ def test_a_header_keeps_what_the_run_depended_on(tmp_path: Path) -> None:
     assert found == header
     assert list(found.experiment.environments) == ["tool", "idle"]
     assert found.experiment_hash == hash_of(spec)
+
+
+def test_whole_numbers_given_for_floats_do_not_spoil_a_trace(tmp_path: Path) -> None:
+    """A workload's default of `turns: 1` is written as it reads back, so the header keeps its seal."""
+    spec = small_experiment()
+    workload = Workload(prompt_tokens=Fixed(value=8), output_tokens=Fixed(value=3))
+    tasks = tuple(msgspec.structs.replace(task, workload=workload) for task in spec.tasks)
+    path = write(
+        tmp_path / "trace.jsonl", [], make_header(msgspec.structs.replace(spec, tasks=tasks), world="sim")
+    )
+    assert read_header(path).experiment.tasks[0].workload == workload
 
 
 def test_a_simulated_trace_names_no_host() -> None:
