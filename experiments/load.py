@@ -30,15 +30,20 @@ MODELS = _ROOT / "executor" / "models"
 PROFILES = (_ROOT / "experiments" / "profiles", _ROOT / "sim" / "library" / "profiles")
 
 
-def load_experiment(path: Path, settings: Iterable[str] = (), system: str | None = None) -> Experiment:
-    """Read, override, check and resolve an experiment; raises `InputError`."""
+def load_experiment(
+    path: Path, settings: Iterable[str] = (), system: str | None = None, *, with_kv_pool: bool = True
+) -> Experiment:
+    """Read, override, check and resolve an experiment; raises `InputError`.
+
+    With `with_kv_pool`, one that does not say its KV pool gets the one that its profile computes, if it does.
+    """
     document = parse(read_text(path, "an experiment"), str(path))
     if not isinstance(document.data, dict):
         raise InputError(str(path), "not a mapping of keys to values", "wanted at least name and tasks")
     overrides = read_overrides(settings, system, document.data)
     experiment = _with_places(lambda: _convert(document.data), document, overrides, path)
     experiment = _resolve(experiment, path)
-    if costs.says_kv_tokens(document.data) or not _names_hardware(experiment):
+    if not with_kv_pool or costs.says_kv_tokens(document.data) or not _names_hardware(experiment):
         return experiment
     experiment = costs.with_kv_pool(experiment, load_profile(experiment, check=False))
     _with_places(lambda: checks.check(experiment), document, overrides, path)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import hypot
 
-import msgspec
-
 from sim.profile import Quantity, Source
 
 FROM_WEAKEST: tuple[Source, ...] = ("assumed", "published", "datasheet", "calibrated")
@@ -42,11 +40,6 @@ def weakest(*inputs: Quantity) -> Source:
     return min((one.source for one in inputs), key=FROM_WEAKEST.index)
 
 
-def scaled(quantity: Quantity, factor: float, note: str) -> Quantity:
-    """A quantity times an exact number."""
-    return derived(lambda value: value * factor, quantity, note=note)
-
-
 def published(value: float, low: float, high: float, note: str) -> Quantity:
     """A quantity that others measured and wrote down, and the range of what they wrote."""
     return Quantity(value=value, source="published", interval=(low, high), note=note)
@@ -55,17 +48,6 @@ def published(value: float, low: float, high: float, note: str) -> Quantity:
 def guessed(value: float, low: float, high: float, note: str) -> Quantity:
     """A quantity nobody measured, and the range in which it is sought."""
     return Quantity(value=value, source="assumed", interval=(low, high), note=note)
-
-
-def is_within(value: float, quantity: Quantity) -> bool:
-    """Whether a value lies in a quantity's interval; without one, whether it is the value."""
-    low, high = quantity.interval or (quantity.value, quantity.value)
-    return low <= value <= high
-
-
-def replaced(quantity: Quantity, value: float, note: str) -> Quantity:
-    """The same quantity at another value, without an interval: one corner of what is possible."""
-    return msgspec.structs.replace(quantity, value=value, interval=None, note=note)
 
 
 def _rounded(value: float) -> float:

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 from marlaas.errors import InputError
 from sim.derived import derived, guessed
-from sim.hardware import Model
 from sim.profile import Quantity
 from sim.replica_setup import ReplicaSetup
 
@@ -130,8 +129,3 @@ def reserved_bytes(buffers: Mapping[int, int]) -> int:
             segment = SEGMENT_BYTES if size > MIB else GRANULE_BYTES
             total += -(-number // (segment // size)) * segment
     return total
-
-
-def lora_bytes_per_kv_token(model: Model) -> float:
-    """KV tokens that one slot costs per rank, its linear modules alone."""
-    return model.lora_bytes(1) / model.kv_bytes_per_token

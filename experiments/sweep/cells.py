@@ -179,7 +179,7 @@ class Base:
             applied = apply(copy.deepcopy(self._data), settings)
             typed = [override.typed.removeprefix("--set ") for override, _ in applied]
             try:
-                self._experiments[key] = load_experiment(self._study.base, typed)
+                self._experiments[key] = load_experiment(self._study.base, typed, with_kv_pool=False)
             except InputError as error:
                 raise _blamed(error, applied) from None
         return self._experiments[key]
