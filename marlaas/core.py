@@ -33,6 +33,7 @@ class Core:
         self.failing: list[tuple[str, str]] = []
         self.replicas_due: dict[str, None] = {}
         self.environments_due: dict[str, None] = {}
+        self.is_service_due = False
         self.are_tasks_due = False
         self.are_lanes_due = False
         self.is_timer_due = False
@@ -42,11 +43,16 @@ class Core:
 
     # --- orders ---
 
+    def next_id(self) -> int:
+        """The id of the next order, for those who write it into the outbox themselves: the frequent ones."""
+        self.last_id += 1
+        return self.last_id
+
     def issue(self, kind: type[C], **fields: Any) -> int:
         """Write an order of this kind and return its id."""
-        self.last_id += 1
-        self.outbox.append(kind(id=self.last_id, **fields))
-        return self.last_id
+        number = self.next_id()
+        self.outbox.append(kind(id=number, **fields))
+        return number
 
     def order(self, kind: type[C], *, within_s: float, **fields: Any) -> int:
         """Write an order that a worker must answer `within_s`, or be taken for lost."""

@@ -11,18 +11,22 @@ from marlaas.state import Step, Surroundings
 
 def step_environment(core: Core, environment: Surroundings) -> None:
     """Start waiting steps, first come first served, up to the environment's concurrency."""
-    while environment.queue and environment.num_stepping < environment.concurrency:
-        step = environment.queue.popleft()
+    queue = environment.queue
+    while queue and environment.num_stepping < environment.concurrency:
+        step = queue.popleft()
         trajectory = step.trajectory
         if trajectory.state != "acting":
             continue
-        number = core.issue(
-            StepEnvironment,
-            environment=environment.name,
-            task=step.task,
-            step=step.batch.step,
-            turn=trajectory.turn,
-            trajectory=trajectory.index,
+        number = core.next_id()
+        core.outbox.append(
+            StepEnvironment(
+                id=number,
+                environment=environment.name,
+                task=step.task,
+                step=step.batch.step,
+                turn=trajectory.turn,
+                trajectory=trajectory.index,
+            )
         )
         core.state.steps[number] = step
         environment.num_stepping += 1

@@ -46,14 +46,16 @@ class Runtime:
         self._recorder = recorder
         self._inbox: deque[Event] = deque()
         self._draining = False
+        self._emit: Emit = self.post
 
     def post(self, event: Event) -> None:
         """Take one event; returns when it and everything it caused at once has been handled."""
-        self._inbox.append(event)
         if self._draining:
+            self._inbox.append(event)
             return
         self._draining = True
         try:
+            self._step(event)
             while self._inbox:
                 self._step(self._inbox.popleft())
         finally:
@@ -63,4 +65,4 @@ class Runtime:
         commands = self.scheduler.handle(event)
         self._recorder.write(event, commands)
         for command in commands:
-            self._backend.start(command, self.post)
+            self._backend.start(command, self._emit)

@@ -114,23 +114,19 @@ class Scheduler:
         Raises `IllegalEvent`, changing nothing, for a fact that cannot have happened: time running
         backwards, an answer to a command never given, a name the experiment has not.
         """
-        core = self._core
-        self._refuse_impossible(event)
-        core.now = event.at
-        _HANDLERS[type(event)](core, event)
-        self._follow_up()
-        commands = tuple(core.outbox)
-        core.outbox.clear()
-        return commands
-
-    def _refuse_impossible(self, event: Event) -> None:
-        core = self._core
+        core, kind = self._core, type(event)
         if event.at < core.now:
             raise IllegalEvent(f"{event} is earlier than the event before it, at {core.now}")
         if getattr(event, "command", 0) > core.last_id:
             raise IllegalEvent(f"{event} answers a command that was never given; the last is {core.last_id}")
-        if type(event) in _NAMING:
+        if kind in _NAMING:
             self._refuse_unknown_names(event)
+        core.now = event.at
+        _HANDLERS[kind](core, event)
+        self._follow_up()
+        commands = tuple(core.outbox)
+        core.outbox.clear()
+        return commands
 
     def _refuse_unknown_names(self, event: Event) -> None:
         core = self._core
@@ -148,7 +144,8 @@ class Scheduler:
         while core.failing:
             name, reason = core.failing.pop(0)
             tasks.close(core, core.state.tasks[name], "failed", reason)
-        if not core.state.is_open and core.last_id:
+        if core.is_service_due:
+            core.is_service_due = False
             workers.open_service(core)
         if core.are_tasks_due:
             core.are_tasks_due = False

@@ -70,6 +70,7 @@ class Task(msgspec.Struct, kw_only=True):
     are not dropped.
     """
 
+    name: str
     spec: TaskSpec
     limits: Limits
     index: int
@@ -85,11 +86,6 @@ class Task(msgspec.Struct, kw_only=True):
     num_trained: int = 0
     dropped: dict[str, int] = {}
     reason: str = ""
-
-    @property
-    def name(self) -> str:
-        """The task's name in the experiment."""
-        return self.spec.name
 
     @property
     def is_closed(self) -> bool:
@@ -187,13 +183,18 @@ class Surroundings(msgspec.Struct, kw_only=True):
 
 
 class State(msgspec.Struct, kw_only=True):
-    """The whole memory of a run. `buffer` is the FIFO of tasks whose batch is complete."""
+    """The whole memory of a run.
+
+    `buffer` is the FIFO of tasks whose batch is complete; `unsettled` are workers whose first start has
+    neither succeeded nor failed for good.
+    """
 
     tasks: dict[str, Task]
     replicas: dict[str, Replica]
     lanes: dict[str, Lane]
     environments: dict[str, Surroundings]
     by_state: dict[TaskState, dict[str, None]]
+    unsettled: set[str]
     buffer: list[str] = []
     creations: list[str] = []
     flights: dict[int, Flight] = {}
@@ -218,7 +219,14 @@ class State(msgspec.Struct, kw_only=True):
 
 def _expected(spec: TaskSpec, limits: Limits, index: int) -> Task:
     turn_ns, trajectory_ns = round(limits.turn_s * NS), round(limits.trajectory_s * NS)
-    return Task(spec=spec, limits=limits, index=index, turn_ns=turn_ns, trajectory_ns=trajectory_ns)
+    return Task(
+        name=spec.name,
+        spec=spec,
+        limits=limits,
+        index=index,
+        turn_ns=turn_ns,
+        trajectory_ns=trajectory_ns,
+    )
 
 
 def initial_state(experiment: Experiment, capacity: int) -> State:
@@ -247,4 +255,5 @@ def initial_state(experiment: Experiment, capacity: int) -> State:
             for name, environment in experiment.environments.items()
         },
         by_state=by_state,
+        unsettled={*experiment.replica_names, *experiment.lane_names},
     )

@@ -5,6 +5,8 @@ Every turn must have been made by the very (task, version) that its batch belong
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from marlaas import batches, slots
 from marlaas.commands import AbortTurns, Generate
 from marlaas.core import Core
@@ -32,28 +34,38 @@ def _generate(core: Core, replica: Replica, task: Task, slot: Slot, waiting: lis
     batch = task.batch
     assert batch is not None
     slot.used = core.tick()
-    by_turn: dict[int, list[Trajectory]] = {}
-    for trajectory in waiting:
-        by_turn.setdefault(trajectory.turn, []).append(trajectory)
-    for turn, trajectories in by_turn.items():
-        indices = tuple(t.index for t in trajectories)
-        number = core.issue(
-            Generate,
-            replica=replica.name,
-            task=task.name,
-            version=slot.version,
-            step=batch.step,
-            turn=turn,
-            trajectories=indices,
+    for turn, trajectories in _by_turn(waiting):
+        number = core.next_id()
+        indices = tuple([t.index for t in trajectories])
+        core.outbox.append(
+            Generate(
+                id=number,
+                replica=replica.name,
+                task=task.name,
+                version=slot.version,
+                step=batch.step,
+                turn=turn,
+                trajectories=indices,
+            )
         )
-        flight = Flight(replica=replica.name, task=task.name, batch=batch, slot=slot, pending=set(indices))
-        core.state.flights[number] = flight
+        core.state.flights[number] = Flight(
+            replica=replica.name, task=task.name, batch=batch, slot=slot, pending=set(indices)
+        )
         slot.pins += len(indices)
         for trajectory in trajectories:
             trajectory.move("generating")
             trajectory.command = number
         core.set_deadline(task.turn_ns, "turn", number)
         _start_clocks(core, task, batch, trajectories)
+
+
+def _by_turn(waiting: list[Trajectory]) -> Iterable[tuple[int, list[Trajectory]]]:
+    if len(waiting) == 1:
+        return [(waiting[0].turn, waiting)]
+    by_turn: dict[int, list[Trajectory]] = {}
+    for trajectory in waiting:
+        by_turn.setdefault(trajectory.turn, []).append(trajectory)
+    return by_turn.items()
 
 
 def _start_clocks(core: Core, task: Task, batch: Batch, trajectories: list[Trajectory]) -> None:

@@ -42,6 +42,7 @@ def up(core: Core, event: WorkerUp) -> None:
     if core.answered(event.command, StartWorker) is None:
         return
     worker.move("up")
+    _settle(core, worker)
     if isinstance(worker, Replica):
         core.replicas_due[worker.name] = None
     core.are_lanes_due = True
@@ -85,6 +86,7 @@ def lose(core: Core, worker: Replica | Lane, reason: str) -> None:
         _start(core, worker)
     else:
         worker.move("dead")
+        _settle(core, worker)
     if isinstance(worker, Replica):
         turns.replica_lost(core, worker)
     else:
@@ -99,8 +101,13 @@ def _fail_all_if_helpless(core: Core) -> None:
                 core.failing.append((task.name, f"no {kind.__name__.lower()} is left"))
 
 
+def _settle(core: Core, worker: Replica | Lane) -> None:
+    core.state.unsettled.discard(worker.name)
+    if not core.state.is_open:
+        core.is_service_due = not core.state.unsettled
+
+
 def open_service(core: Core) -> None:
-    """Let submissions begin once every worker has come up for the first time or died trying."""
-    if all(worker.state in ("up", "dead") for worker in _all(core)):
-        core.state.is_open = True
-        core.issue(OpenService)
+    """Let submissions begin: every worker has come up for the first time or died trying."""
+    core.state.is_open = True
+    core.issue(OpenService)

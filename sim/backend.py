@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import simpy
-
 from marlaas.commands import (
     AbortTurns,
     Alarm,
@@ -62,7 +60,7 @@ from sim.profile import (
     training_seconds,
 )
 from sim.replica import Replica, ReplicaTimes, fingerprint
-from sim.timeline import Timeline, to_ns
+from sim.timeline import Callbacks, Due, Timeline, to_ns
 from sim.workload import Plans
 
 
@@ -76,29 +74,32 @@ class SimBackend:
         self,
         experiment: Experiment,
         profile: Profile,
-        env: simpy.Environment,
+        timeline: Timeline,
         *,
         measure_every_s: float | None = None,
     ) -> None:
         self.num_open_tasks = len(experiment.tasks)
         self._experiment = experiment
+        self._lane_names = frozenset(experiment.lane_names)
         self._profile = profile
-        self._timeline = Timeline(env)
+        self._timeline = timeline
         self._plans = Plans(experiment, profile)
-        self._workers: dict[str, Replica | Lane] = {}
+        self._replicas: dict[str, Replica] = {}
+        self._lanes: dict[str, Lane] = {}
         self._host = Host(profile.slowdown_per_busy_worker.value)
         self._costs = iteration_costs(profile.replica)
         self._rules = engine_rules(profile.engine, experiment)
         self._replica_times = _replica_times(profile.replica, measure_every_s)
         self._emit: Emit = _nobody
+        self._pass_on: Callbacks = [self._tell_due]
         self._starts: dict[type[Command], Callable[[Any], None]] = {
             StartWorker: self._start_worker,
             OpenService: self._open_service,
             CreateAdapter: self._create_adapter,
-            LoadAdapter: lambda command: self._replica(command.replica).load(command),
-            UnloadAdapter: lambda command: self._replica(command.replica).unload(command),
-            Generate: lambda command: self._replica(command.replica).generate(command),
-            AbortTurns: lambda command: self._replica(command.replica).abort(command),
+            LoadAdapter: lambda command: self._replicas[command.replica].load(command),
+            UnloadAdapter: lambda command: self._replicas[command.replica].unload(command),
+            Generate: lambda command: self._replicas[command.replica].generate(command),
+            AbortTurns: lambda command: self._replicas[command.replica].abort(command),
             StepEnvironment: self._step_environment,
             Train: self._train,
             Publish: self._publish,
@@ -118,14 +119,17 @@ class SimBackend:
     def _start_worker(self, command: StartWorker) -> None:
         name = command.worker
         self._stop(name)
-        is_lane = name in self._experiment.lane_names
-        worker = Lane(name, self._timeline, self._host) if is_lane else self._new_replica(name)
-        self._workers[name] = worker
+        worker: Replica | Lane
+        if name in self._lane_names:
+            worker = self._lanes[name] = Lane(name, self._timeline, self._host)
+        else:
+            worker = self._replicas[name] = self._new_replica(name)
 
         def come_up() -> None:
             if worker.is_alive:
                 self._emit(WorkerUp(at=self._timeline.now_ns, command=command.id, worker=name))
 
+        is_lane = isinstance(worker, Lane)
         start_s = self._profile.lane.start_s if is_lane else self._profile.replica.start_s
         self._timeline.after(_ns(start_s), come_up)
 
@@ -139,32 +143,22 @@ class SimBackend:
             self._plans,
             self._timeline,
             self._host,
-            self._tell,
+            self._emit,
         )
-
-    def _tell(self, event: Event) -> None:
-        self._emit(event)
 
     def _stop(self, name: str) -> bool:
         """End a worker, if it lives; nothing it was doing will be answered."""
-        worker = self._workers.pop(name, None)
+        worker = self._replicas.pop(name, None) or self._lanes.pop(name, None)
         if worker is None:
             return False
         worker.stop()
         return True
 
-    def _replica(self, name: str) -> Replica:
-        worker = self._workers[name]
-        assert isinstance(worker, Replica), "a replica's order goes to a replica"
-        return worker
-
     # --- lanes -------------------------------------------------------------------------------------
 
     def _run_job(self, lane_name: str, duration_ns: int, answer: Callable[..., Event]) -> None:
         """Queue a job on a lane; its answer, given its time, is emitted at its end."""
-        lane = self._workers[lane_name]
-        assert isinstance(lane, Lane), "a lane's order goes to a lane"
-        lane.run(duration_ns, lambda: self._emit(answer(at=self._timeline.now_ns)))
+        self._lanes[lane_name].run(duration_ns, lambda: self._emit(answer(at=self._timeline.now_ns)))
 
     def _create_adapter(self, command: CreateAdapter) -> None:
         answer = partial(AdapterCreated, command=command.id, fingerprint=fingerprint((command.task, 0)))
@@ -179,6 +173,7 @@ class SimBackend:
         self._run_job(command.lane, duration_ns, partial(TrainingFinished, command=command.id, stats=stats))
 
     def _publish(self, command: Publish) -> None:
+        self._plans.forget(command.task, command.version - 1)
         version = (command.task, command.version)
         answer = partial(AdapterPublished, command=command.id, fingerprint=fingerprint(version))
         self._run_job(command.lane, _ns(self._profile.lane.publish_s), answer)
@@ -188,24 +183,24 @@ class SimBackend:
     def _step_environment(self, command: StepEnvironment) -> None:
         plan = self._plans.of(command.task, command.step)
         turn, i = command.turn, command.trajectory
-
-        def answer() -> None:
-            is_done = turn + 1 >= plan.turns[i]
-            event = EnvironmentStepped(
-                at=self._timeline.now_ns,
-                command=command.id,
-                done=is_done,
-                observation_tokens=0 if is_done else plan.observations[turn][i],
-            )
-            self._emit(event)
-
-        self._timeline.after(plan.environment_ns[turn][i], answer)
+        is_done = turn + 1 >= plan.turns[i]
+        event = EnvironmentStepped(
+            at=self._timeline.now_ns + plan.environment_ns[turn][i],
+            command=command.id,
+            done=is_done,
+            observation_tokens=0 if is_done else plan.observations[turn][i],
+        )
+        self._tell_at(event)
 
     def _set_timer(self, command: SetTimer) -> None:
-        def ring() -> None:
-            self._emit(TimerFired(at=self._timeline.now_ns, command=command.id))
+        self._tell_at(TimerFired(at=max(command.at, self._timeline.now_ns), command=command.id))
 
-        self._timeline.after(max(0, command.at - self._timeline.now_ns), ring)
+    def _tell_at(self, event: Event) -> None:
+        """Emit what is certain to happen when its time has come."""
+        self._timeline.put(event.at - self._timeline.now_ns, self._pass_on, event)
+
+    def _tell_due(self, due: Due) -> None:
+        self._emit(due.what)
 
     def _close_task(self, command: CloseTask) -> None:
         self.num_open_tasks -= 1
@@ -224,7 +219,7 @@ class SimBackend:
                 self._happen(operation.at_s, partial(_REQUESTS[type(operation)], task=operation.task))
 
     def _happen(self, after_s: float, event: Callable[..., Event]) -> None:
-        self._timeline.after(to_ns(after_s), lambda: self._emit(event(at=self._timeline.now_ns)))
+        self._tell_at(event(at=self._timeline.now_ns + to_ns(after_s)))
 
     def _kill(self, name: str) -> None:
         if self._stop(name):

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from enum import Enum
 from typing import Literal
 
 import msgspec
@@ -33,13 +32,7 @@ from marlaas.errors import InputError
 from sim.costs import FS_PER_NS, IterationCosts, iterations_until, run_fs
 from sim.sequences import Adapter, DecodingSet, Sequence
 
-
-class Pass(Enum):
-    """What the engine is doing until its next boundary."""
-
-    IDLE = "idle"
-    CHORE = "chore"
-    STEPS = "steps"
+NEVER = 1 << 200  # femtoseconds
 
 
 class EngineRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,20 +75,27 @@ class Counters(msgspec.Struct, kw_only=True):
 
 
 class Engine:
-    """One replica's batch, driven from outside: call `advance` at `wake_ns` or later, before any order."""
+    """One replica's batch, driven from outside: call `advance` at `wake_ns` or later, and before any order.
 
-    def __init__(self, costs: IterationCosts, rules: EngineRules) -> None:
+    `wake_ns` is a time, in whole nanoseconds rounded up, before which nothing ends; None when there is
+    nothing to do. With `counts` off, only preemptions are counted.
+    """
+
+    def __init__(self, costs: IterationCosts, rules: EngineRules, *, counts: bool = True) -> None:
         self.counters = Counters()
+        self.wake_ns: int | None = None
         self._costs = costs
         self._rules = rules
+        self._counts = counts
         self._decoding = DecodingSet()
         self._waiting: deque[Sequence] = deque()
         self._aborting: list[Sequence] = []
         self._chores: deque[Chore] = deque()
         self._num_submitted = 0
-        self._pass = Pass.IDLE
+        # The present pass: a chore, or steps; idle when its end is NEVER.
+        self._is_chore = False
         self._start_fs = 0
-        self._end_fs = 0
+        self._end_fs = NEVER
         # Of the present steps: a prefill before them and who ended with it; how many, how long the first
         # iteration takes and how much longer each next one.
         self._prefill_fs = 0
@@ -107,11 +107,6 @@ class Engine:
 
     # --- what the world asks ---------------------------------------------------------------------
 
-    @property
-    def wake_ns(self) -> int | None:
-        """When the current pass ends, in whole nanoseconds rounded up; None when there is nothing to do."""
-        return None if self._pass is Pass.IDLE else -(-self._end_fs // FS_PER_NS)
-
     def is_using(self, adapter: Adapter) -> bool:
         """Whether any sequence here, waiting or running, uses this adapter."""
         if adapter in self._decoding.adapters:
@@ -120,26 +115,42 @@ class Engine:
 
     def submit(self, now_ns: int, sequences: Iterable[Sequence]) -> None:
         """Queue sequences; one that could never fit the KV pool is an `InputError`."""
-        blocked = bool(self._waiting)
+        waiting, kv_tokens, number = self._waiting, self._rules.kv_tokens, self._num_submitted
+        blocked = bool(waiting)
+        soonest = None
         for sequence in sequences:
-            self._check_fits(sequence)
-            sequence.number = self._num_submitted
-            self._num_submitted += 1
-            self._waiting.append(sequence)
+            if sequence.prompt_tokens + sequence.limit_tokens > kv_tokens:
+                raise _can_never_fit(sequence, kv_tokens)
+            sequence.number = number
+            number += 1
+            waiting.append(sequence)
+            if soonest is None or sequence.output_tokens < soonest:
+                soonest = sequence.output_tokens
+        self._num_submitted = number
+        if soonest is None:
+            return
         # Behind a blocked head nothing changes: what blocks it goes away only at an end of a sequence.
-        if self._pass is Pass.IDLE or not blocked:
-            self._interrupt(now_ns, self._head_fits)
+        if self._end_fs == NEVER:
+            self._begin_pass(now_ns * FS_PER_NS)
+            self._wake_at_end()
+            return
+        if not blocked:
+            self._cut(now_ns, for_newcomers=True)
+        # Those that run end no sooner for the newcomers, so only these might end before the wake-up.
+        assert self.wake_ns is not None
+        if self._end_fs + (soonest - 1) * self._costs.iteration_fs <= self.wake_ns * FS_PER_NS:
+            self._wake_at_end()
 
     def run_chore(self, now_ns: int, chore: Chore) -> None:
         """Do a chore at the next boundary, after those asked for before."""
         self._chores.append(chore)
-        self._interrupt(now_ns, lambda _: True)
+        self._interrupt(now_ns)
 
     def set_costs(self, now_ns: int, costs: IterationCosts) -> None:
         """Go on at these costs from the next boundary on."""
         self._costs = costs
-        if self._pass is Pass.STEPS:
-            self._interrupt(now_ns, lambda _: True)
+        if self._end_fs != NEVER:
+            self._interrupt(now_ns)
 
     def abort(self, now_ns: int, command: int, trajectories: frozenset[int], answer: Chore) -> None:
         """Stop these sequences of a command at the next boundary, where the chore `answer` is done."""
@@ -155,64 +166,77 @@ class Engine:
         """Carry the engine on to `now_ns`; returns the sequences and chores that ended, in order."""
         ended: list[Sequence | Chore] = []
         limit_fs = now_ns * FS_PER_NS
-        while self._pass is not Pass.IDLE and self._end_fs <= limit_fs:
-            self._end_pass(ended)
-            self._begin_pass(self._end_fs)
+        if self._end_fs <= limit_fs:
+            while self._end_fs <= limit_fs:
+                self._end_pass(ended)
+                self._begin_pass(self._end_fs)
+            self._wake_at_end()
         return ended
 
     # --- boundaries --------------------------------------------------------------------------------
 
-    def _interrupt(self, now_ns: int, is_due: Callable[[int], bool]) -> None:
-        """Let an order that came at `now_ns` take effect at the end of the step it landed in.
+    def _wake_at_end(self) -> None:
+        self.wake_ns = None if self._end_fs == NEVER else -(-self._end_fs // FS_PER_NS)
 
-        `is_due` is told after how many iterations of the present pass that would be.
-        """
-        if self._pass is Pass.IDLE:
+    def _interrupt(self, now_ns: int) -> None:
+        """Let an order that came at `now_ns` take effect at the end of the step it landed in."""
+        if self._end_fs == NEVER:
             self._begin_pass(now_ns * FS_PER_NS)
-        elif self._pass is Pass.STEPS:
-            elapsed_fs = now_ns * FS_PER_NS - self._start_fs - self._prefill_fs
-            num_iterations = iterations_until(self._first_fs, self._growth_fs, elapsed_fs)
-            if num_iterations < self._planned and is_due(num_iterations):
-                self._plan(num_iterations)
+        else:
+            self._cut(now_ns)
+        self._wake_at_end()
+
+    def _cut(self, now_ns: int, *, for_newcomers: bool = False) -> None:
+        """End the present pass with the step that `now_ns` lies in; newcomers want that only if they fit."""
+        if self._is_chore:
+            return
+        elapsed_fs = now_ns * FS_PER_NS - self._start_fs - self._prefill_fs
+        num_iterations = iterations_until(self._first_fs, self._growth_fs, elapsed_fs)
+        if num_iterations < self._planned and (not for_newcomers or self._head_fits(num_iterations)):
+            self._plan(num_iterations)
 
     def _begin_pass(self, start_fs: int) -> None:
         self._start_fs = start_fs
         if self._aborting:
             self._drop_aborted()
         if self._chores:
-            self._pass = Pass.CHORE
+            self._is_chore = True
             self._end_fs = start_fs + self._chores[0].duration_fs
             return
         if self._waiting and self._head_fits(0):
             self._prefill()
         if self._decoding.size:
-            self._pass = Pass.STEPS
             self._begin_decode()
         elif self._ended_early:
-            self._pass = Pass.STEPS
             self._plan(0)
         else:
             assert not self._waiting, "an empty engine lets every sequence in"
-            self._pass = Pass.IDLE
+            self._end_fs = NEVER
 
     def _end_pass(self, ended: list[Sequence | Chore]) -> None:
-        if self._pass is Pass.CHORE:
+        if self._is_chore:
+            self._is_chore = False
             ended.append(self._chores.popleft())
             return
+        if self._counts:
+            self._count()
+        if self._prefill_tokens:
+            self._prefill_fs = self._prefill_tokens = 0
+            ended += self._ended_early
+            self._ended_early.clear()
+        ended += self._decoding.run(self._planned)
+
+    def _count(self) -> None:
         counters, decoding, planned = self.counters, self._decoding, self._planned
         counters.busy_fs += self._end_fs - self._start_fs
         if self._prefill_tokens:
             counters.num_prefills += 1
             counters.prefill_tokens += self._prefill_tokens
             counters.prefill_fs += self._prefill_fs
-            self._prefill_fs = self._prefill_tokens = 0
-            ended += self._ended_early
-            self._ended_early.clear()
         counters.num_iterations += planned
         counters.sequences_sum += planned * decoding.size
         counters.kv_tokens_sum += run_fs(decoding.attended, decoding.size, planned)
         counters.adapters_sum += planned * len(decoding.adapters)
-        ended += decoding.run(planned)
 
     def _drop_aborted(self) -> None:
         for sequence in self._aborting:
@@ -223,11 +247,12 @@ class Engine:
     # --- decoding ------------------------------------------------------------------------------------
 
     def _begin_decode(self) -> None:
-        decoding = self._decoding
-        while (room := (self._rules.kv_tokens - decoding.kv_tokens) // decoding.size) < 1:
+        decoding, kv_tokens = self._decoding, self._rules.kv_tokens
+        while (room := (kv_tokens - decoding.kv_tokens) // decoding.size) < 1:
             self._preempt(decoding.youngest())
-        self._first_fs = self._costs.decode_fs(decoding.size, decoding.attended, len(decoding.adapters))
-        self._growth_fs = self._costs.per_kv_token_fs * decoding.size
+        size = decoding.size
+        self._first_fs = self._costs.decode_fs(size, decoding.kv_tokens + size, len(decoding.adapters))
+        self._growth_fs = self._costs.per_kv_token_fs * size
         if self._ended_early or (self._prefill_tokens and self._waiting and self._head_fits(1)):
             self._plan(1)
         else:
@@ -281,14 +306,14 @@ class Engine:
         num_adapters = len({sequence.adapter for sequence in joining})
         self._prefill_fs = self._costs.prefill_pass_fs(self._prefill_tokens, num_adapters)
         for sequence in joining:
-            if sequence.remaining == 1:
+            if sequence.sampled + 1 == sequence.output_tokens:
                 self._ended_early.append(sequence)
             else:
                 decoding.join(sequence)
 
     def _tokens_to_read(self, sequence: Sequence, seen: set[Hashable]) -> int:
         """Context tokens that a sequence adds to a pass that reads those of `seen` already."""
-        is_fresh = sequence.remaining == sequence.output_tokens  # else nobody's context is the same
+        is_fresh = not sequence.sampled  # else nobody's context is the same
         if self._rules.shares_prompts and sequence.shared_prompt is not None and is_fresh:
             key = (sequence.adapter, sequence.shared_prompt)
             if key in seen:
@@ -296,11 +321,10 @@ class Engine:
             seen.add(key)
         return sequence.context_tokens
 
-    def _check_fits(self, sequence: Sequence) -> None:
-        needed = sequence.most_tokens
-        if needed > self._rules.kv_tokens:
-            raise InputError(
-                "cluster.replicas.kv_tokens",
-                f"a turn of {needed} tokens can never fit {self._rules.kv_tokens}",
-                "raise kv_tokens or shorten the task's prompts, turns or answers",
-            )
+
+def _can_never_fit(sequence: Sequence, kv_tokens: int) -> InputError:
+    return InputError(
+        "cluster.replicas.kv_tokens",
+        f"a turn of {sequence.most_tokens} tokens can never fit {kv_tokens}",
+        "raise kv_tokens or shorten the task's prompts, turns or answers",
+    )

@@ -26,7 +26,7 @@ from sim.costs import FS_PER_NS, IterationCosts
 from sim.engine import Chore, Counters, Engine, EngineRules
 from sim.host import Host, Percent
 from sim.sequences import Adapter, Sequence
-from sim.timeline import Timeline
+from sim.timeline import Callbacks, Due, Timeline
 from sim.workload import Plans
 
 
@@ -63,14 +63,17 @@ class Replica:
         self.name = name
         self.is_alive = True
         self._costs = costs
-        self._engine = Engine(costs, rules)
+        self._engine = Engine(costs, rules, counts=times.measure_every_ns is not None)
         self._times = times
         self._num_slots = num_slots
         self._plans = plans
         self._timeline = timeline
         self._emit = emit
         self._slots: set[Adapter] = set()
+        self._is_busy = False
         self._wake_ns: int | None = None
+        self._wakes: Callbacks = [self._wake]
+        self._tells: Callbacks = [self._tell]
         self._counted = Counters()
         self._host = host
         host.join(name, self._set_pace)
@@ -118,7 +121,8 @@ class Replica:
         overhead_ns = self._times.overhead_ns
 
         def answer() -> None:
-            self._tell([TurnsAborted(at=self._timeline.now_ns + overhead_ns, command=command.id)])
+            event = TurnsAborted(at=self._timeline.now_ns + overhead_ns, command=command.id)
+            self._timeline.put(overhead_ns, self._tells, event)
 
         trajectories = frozenset(command.trajectories)
         self._engine.abort(self._timeline.now_ns, command.generate, trajectories, Chore(0, answer))
@@ -151,12 +155,14 @@ class Replica:
     def _arm(self) -> None:
         """Make sure to wake when the engine's pass ends; a wake-up that became too early is let pass."""
         wake_ns = self._engine.wake_ns
-        self._host.note(self.name, wake_ns is not None)
+        if (wake_ns is None) is self._is_busy:
+            self._is_busy = not self._is_busy
+            self._host.note(self.name, self._is_busy)
         if wake_ns is not None and (self._wake_ns is None or wake_ns < self._wake_ns):
             self._wake_ns = wake_ns
-            self._timeline.after(wake_ns - self._timeline.now_ns, self._wake)
+            self._timeline.put(wake_ns - self._timeline.now_ns, self._wakes)
 
-    def _wake(self) -> None:
+    def _wake(self, _: Due) -> None:
         if self.is_alive and self._timeline.now_ns == self._wake_ns:
             self._wake_ns = None
             self._catch_up()
@@ -164,31 +170,34 @@ class Replica:
 
     def _catch_up(self) -> None:
         """Carry the engine to the present and pass on what ended; to be done before every order."""
-        now_ns = self._timeline.now_ns
-        told_ns = now_ns + self._times.overhead_ns
-        turns: list[Event] = []
-        for item in self._engine.advance(now_ns):
-            if isinstance(item, Chore):
-                if turns:
-                    self._tell(turns)
-                    turns = []
-                item.done()
-            else:
-                task, version = item.adapter
-                turn = TurnGenerated(
-                    at=told_ns,
-                    command=item.command,
-                    trajectory=item.trajectory,
-                    task=task,
-                    version=version,
-                    prompt_tokens=item.prompt_tokens,
-                    output_tokens=item.output_tokens,
-                )
-                turns.append(turn)
-        if turns:
-            self._tell(turns)
+        ended = self._engine.advance(self._timeline.now_ns)
+        if ended:
+            self._pass_on(ended)
         if self._times.measure_every_ns is not None:
             self._measure(self._times.measure_every_ns)
+
+    def _pass_on(self, ended: list[Sequence | Chore]) -> None:
+        """Tell of turns, after the overhead that lies between engine and scheduler, and do chores."""
+        overhead_ns = self._times.overhead_ns
+        told_ns = self._timeline.now_ns + overhead_ns
+        for item in ended:
+            if isinstance(item, Chore):
+                item.done()
+                continue
+            task, version = item.adapter
+            turn = TurnGenerated(
+                at=told_ns,
+                command=item.command,
+                trajectory=item.trajectory,
+                task=task,
+                version=version,
+                prompt_tokens=item.prompt_tokens,
+                output_tokens=item.output_tokens,
+            )
+            if overhead_ns:
+                self._timeline.put(overhead_ns, self._tells, turn)
+            elif self.is_alive:
+                self._emit(turn)
 
     def _measure(self, every_ns: int) -> None:
         """Report the engine's counters when it has been busy long enough, or has come to rest."""
@@ -205,17 +214,9 @@ class Replica:
     def _fail(self, command: int, reason: str, trajectory: int | None = None) -> None:
         self._answer(partial(CommandFailed, command=command, reason=reason, trajectory=trajectory))
 
-    def _tell(self, events: list[Event]) -> None:
-        """Pass on what is known of turns, after the overhead that lies between engine and scheduler."""
-        if self._times.overhead_ns:
-            self._timeline.after(self._times.overhead_ns, partial(self._deliver, events))
-        else:
-            self._deliver(events)
-
-    def _deliver(self, events: list[Event]) -> None:
+    def _tell(self, due: Due) -> None:
         if self.is_alive:
-            for event in events:
-                self._emit(event)
+            self._emit(due.what)
 
 
 def _measured(name: str, now: Counters, before: Counters, at: int) -> EngineMeasured:

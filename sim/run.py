@@ -6,7 +6,6 @@ backend's.
 
 from __future__ import annotations
 
-import simpy
 from simpy.core import EmptySchedule
 
 from marlaas.errors import InvariantViolation
@@ -16,7 +15,7 @@ from marlaas.scheduler import Scheduler
 from marlaas.spec import Experiment
 from sim.backend import SimBackend
 from sim.profile import Profile
-from sim.timeline import NS_PER_S
+from sim.timeline import NS_PER_S, Timeline
 
 
 def simulate(
@@ -27,16 +26,16 @@ def simulate(
     `measure_every_s` makes replicas report their counters. Raises `InputError` for a task without a
     workload, `InvariantViolation` when nothing more can happen though some task has not ended.
     """
-    env = simpy.Environment(initial_time=0)
-    backend = SimBackend(experiment, profile, env, measure_every_s=measure_every_s)
+    timeline = Timeline()
+    backend = SimBackend(experiment, profile, timeline, measure_every_s=measure_every_s)
     scheduler = Scheduler(experiment)
     runtime = Runtime(scheduler, backend, recorder)
     runtime.post(RunStarted(at=0))
     try:
         while backend.num_open_tasks:
-            env.step()
+            timeline.step()
     except EmptySchedule:
-        raise InvariantViolation(_stalled(scheduler, env.now / NS_PER_S)) from None
+        raise InvariantViolation(_stalled(scheduler, timeline.now_ns / NS_PER_S)) from None
     return scheduler.outcomes
 
 

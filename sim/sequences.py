@@ -9,64 +9,41 @@ from __future__ import annotations
 from collections.abc import Hashable
 from heapq import heappop, heappush
 
+import msgspec
+
 Adapter = tuple[str, int]  # (task, version)
 
 NOT_DECODING = -1
 
 
-class Sequence:
+class Sequence(msgspec.Struct, eq=False, gc=False):
     """One turn to generate: `prompt_tokens` of context in, `output_tokens` to sample, at most `limit_tokens`.
 
     The engine decides by the limit alone: no engine knows where an answer will end. `command` and
     `trajectory` say whose it is; `adapter` is what its cost is shared by. Sequences of one adapter with an
     equal `shared_prompt` have the very same context; None says that nobody shares it.
 
-    The remaining fields belong to the engine: place in the order of arrival, tokens still to sample, and
-    while it decodes, the iteration count at which it ends and its KV size less the iteration count.
+    The remaining fields belong to the engine: place in the order of arrival, tokens sampled so far when it
+    last began to decode or left, and while it decodes, the iteration count at which it ends and its KV size
+    less the iteration count.
     """
 
-    __slots__ = (
-        "adapter",
-        "command",
-        "finish_at",
-        "kv_offset",
-        "limit_tokens",
-        "number",
-        "output_tokens",
-        "prompt_tokens",
-        "remaining",
-        "shared_prompt",
-        "trajectory",
-    )
-
-    def __init__(
-        self,
-        command: int,
-        trajectory: int,
-        adapter: Adapter,
-        prompt_tokens: int,
-        output_tokens: int,
-        limit_tokens: int,
-        shared_prompt: Hashable = None,
-    ) -> None:
-        assert prompt_tokens >= 1
-        assert 1 <= output_tokens <= limit_tokens
-        self.command = command
-        self.trajectory = trajectory
-        self.adapter = adapter
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.limit_tokens = limit_tokens
-        self.shared_prompt = shared_prompt
-        self.remaining = output_tokens
-        self.finish_at = NOT_DECODING
-        self.kv_offset = 0
-        self.number = -1
+    command: int
+    trajectory: int
+    adapter: Adapter
+    prompt_tokens: int
+    output_tokens: int
+    limit_tokens: int
+    shared_prompt: Hashable = None
+    sampled: int = 0
+    finish_at: int = NOT_DECODING
+    kv_offset: int = 0
+    number: int = -1
 
     @property
     def context_tokens(self) -> int:
         """Tokens a prefill must process: the prompt and, after a preemption, what was sampled before."""
-        return self.prompt_tokens + self.output_tokens - self.remaining
+        return self.prompt_tokens + self.sampled
 
     @property
     def most_tokens(self) -> int:
@@ -77,7 +54,7 @@ class Sequence:
 class DecodingSet:
     """The sequences that decode together, the KV tokens they hold and may come to hold, their adapters."""
 
-    __slots__ = ("_ends", "_order", "adapters", "iterations", "kv_tokens", "most_tokens", "size")
+    __slots__ = ("_ends", "_members", "adapters", "iterations", "kv_tokens", "most_tokens", "size")
 
     def __init__(self) -> None:
         self.size = 0
@@ -86,35 +63,37 @@ class DecodingSet:
         self.iterations = 0
         self.adapters: dict[Adapter, int] = {}
         self._ends: list[tuple[int, int, Sequence]] = []  # entries of sequences that left early stay, dead
-        self._order: list[Sequence] = []  # by arrival; those that left stay until they reach the end
+        self._members: dict[int, Sequence] = {}  # whoever joins arrived after all that are here
 
     def join(self, sequence: Sequence) -> None:
         """Add a sequence that was just prefilled and so has sampled one more token; some must remain."""
-        kv_tokens = sequence.context_tokens
-        sequence.remaining -= 1
-        sequence.finish_at = self.iterations + sequence.remaining
-        sequence.kv_offset = kv_tokens - self.iterations
+        iterations = self.iterations
+        kv_tokens = sequence.prompt_tokens + sequence.sampled
+        sequence.sampled += 1
+        sequence.finish_at = iterations + sequence.output_tokens - sequence.sampled
+        sequence.kv_offset = kv_tokens - iterations
         self.size += 1
         self.kv_tokens += kv_tokens
         self.most_tokens += sequence.prompt_tokens + sequence.limit_tokens
-        self.adapters[sequence.adapter] = self.adapters.get(sequence.adapter, 0) + 1
+        adapter = sequence.adapter
+        self.adapters[adapter] = self.adapters.get(adapter, 0) + 1
+        self._members[sequence.number] = sequence
         heappush(self._ends, (sequence.finish_at, sequence.number, sequence))
-        if len(self._order) > 2 * self.size + 64:
-            self._order = [s for s in self._order if s.finish_at != NOT_DECODING]
-        self._order.append(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """Remove a sequence and free its KV; it remembers how many tokens it still has to sample."""
-        sequence.remaining = sequence.finish_at - self.iterations
+        """Remove a sequence and free its KV; it remembers how many tokens it has sampled."""
+        sequence.sampled = sequence.output_tokens - sequence.finish_at + self.iterations
         sequence.finish_at = NOT_DECODING
+        del self._members[sequence.number]
         self.size -= 1
         self.kv_tokens -= sequence.kv_offset + self.iterations
         self.most_tokens -= sequence.prompt_tokens + sequence.limit_tokens
-        users = self.adapters[sequence.adapter] - 1
+        adapter = sequence.adapter
+        users = self.adapters[adapter] - 1
         if users:
-            self.adapters[sequence.adapter] = users
+            self.adapters[adapter] = users
         else:
-            del self.adapters[sequence.adapter]
+            del self.adapters[adapter]
 
     @property
     def attended(self) -> int:
@@ -129,12 +108,12 @@ class DecodingSet:
         return ends[0][0] - self.iterations
 
     def run(self, num_iterations: int) -> list[Sequence]:
-        """Decode so many iterations, at most `iterations_left`; returns those that ended, in order."""
-        self.iterations += num_iterations
+        """Decode so many iterations, at most `iterations_left`; returns those that end, in order."""
+        self.iterations = now = self.iterations + num_iterations
         self.kv_tokens += num_iterations * self.size
         ended: list[Sequence] = []
         ends = self._ends
-        while ends and ends[0][0] <= self.iterations:
+        while ends and ends[0][0] <= now:
             finish_at, _, sequence = heappop(ends)
             if sequence.finish_at == finish_at:
                 self.leave(sequence)
@@ -143,10 +122,8 @@ class DecodingSet:
 
     def youngest(self) -> Sequence:
         """The sequence that arrived last of those decoding."""
-        while self._order[-1].finish_at == NOT_DECODING:
-            self._order.pop()
-        return self._order[-1]
+        return next(reversed(self._members.values()))
 
     def members(self) -> list[Sequence]:
         """All sequences that decode now, by arrival."""
-        return [s for s in self._order if s.finish_at != NOT_DECODING]
+        return list(self._members.values())

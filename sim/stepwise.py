@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sim.costs import FS_PER_NS, IterationCosts
-from sim.engine import Chore, EngineRules, Pass
+from sim.engine import Chore, EngineRules
 from sim.sequences import Sequence
 
 
@@ -25,14 +25,15 @@ class StepwiseEngine:
         self._aborting: list[Sequence] = []
         self._ended: list[Sequence] = []
         self._chores: list[Chore] = []
-        self._pass = Pass.IDLE
+        self._is_chore = False
+        self._is_idle = True
         self._end_fs = 0
         self.num_preemptions = 0
 
     @property
     def wake_ns(self) -> int | None:
         """When the current pass ends, in whole nanoseconds rounded up; None when there is nothing to do."""
-        return None if self._pass is Pass.IDLE else -(-self._end_fs // FS_PER_NS)
+        return None if self._is_idle else -(-self._end_fs // FS_PER_NS)
 
     def submit(self, now_ns: int, sequences: Iterable[Sequence]) -> None:
         """Queue sequences."""
@@ -60,13 +61,13 @@ class StepwiseEngine:
     def advance(self, now_ns: int) -> list[Sequence | Chore]:
         """Carry the engine on to `now_ns`; returns the sequences and chores that ended, in order."""
         ended: list[Sequence | Chore] = []
-        while self._pass is not Pass.IDLE and self._end_fs <= now_ns * FS_PER_NS:
+        while not self._is_idle and self._end_fs <= now_ns * FS_PER_NS:
             self._end_pass(ended)
             self._begin_pass(self._end_fs)
         return ended
 
     def _begin_if_idle(self, now_ns: int) -> None:
-        if self._pass is Pass.IDLE:
+        if self._is_idle:
             self._begin_pass(now_ns * FS_PER_NS)
 
     def _kv_tokens(self) -> int:
@@ -76,16 +77,15 @@ class StepwiseEngine:
     def _begin_pass(self, start_fs: int) -> None:
         self._decoding = [s for s in self._decoding if s not in self._aborting]
         self._aborting = []
-        if self._chores:
-            self._pass, duration_fs = Pass.CHORE, self._chores[0].duration_fs
-        elif self._decoding or self._waiting:
-            self._pass, duration_fs = Pass.STEPS, self._step_fs()
-        else:
-            self._pass, duration_fs = Pass.IDLE, 0
-        self._end_fs = start_fs + duration_fs
+        self._is_chore = bool(self._chores)
+        self._is_idle = not (self._chores or self._decoding or self._waiting)
+        if self._is_chore:
+            self._end_fs = start_fs + self._chores[0].duration_fs
+        elif not self._is_idle:
+            self._end_fs = start_fs + self._step_fs()
 
     def _end_pass(self, ended: list[Sequence | Chore]) -> None:
-        if self._pass is Pass.CHORE:
+        if self._is_chore:
             ended.append(self._chores.pop(0))
         ended += self._ended
         self._ended = []

@@ -71,11 +71,12 @@ class Plans:
 
     def of(self, task: str, step: int) -> BatchPlan:
         """The plan of a task's rollout batch."""
-        plans = self._plans[task]
-        if step not in plans:
+        plan = self._plans[task].get(step)
+        if plan is None:
             workload, (latency_s, overhead_s) = self._workloads[task], self._latencies[task]
-            plans[step] = BatchPlan(self._seed, self.tasks[task], step, workload, latency_s, overhead_s)
-        return plans[step]
+            plan = BatchPlan(self._seed, self.tasks[task], step, workload, latency_s, overhead_s)
+            self._plans[task][step] = plan
+        return plan
 
     def forget(self, task: str, step: int | None = None) -> None:
         """Free the plan of a step, or all of a task's; one asked for again is drawn again, the same."""

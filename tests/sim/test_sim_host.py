@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import simpy
 from msgspec.structs import replace
 from small_runs import PROFILE, Record, experiment
 
@@ -18,8 +17,7 @@ class Two:
     """Two lanes of one host, and what they finish."""
 
     def __init__(self, slowdown: float) -> None:
-        self.env = simpy.Environment(initial_time=0)
-        self.timeline = Timeline(self.env)
+        self.timeline = Timeline()
         host = Host(slowdown)
         self.lanes = [Lane("lane-0", self.timeline, host), Lane("lane-1", self.timeline, host)]
         self.ended: list[tuple[int, str]] = []
@@ -34,7 +32,7 @@ def test_work_alone_takes_its_own_time() -> None:
     two = Two(0.5)
     two.run(0, 100, "first")
     two.run(0, 100, "second")
-    two.env.run()
+    two.timeline.run()
     assert two.ended == [(100, "first"), (200, "second")]
 
 
@@ -43,7 +41,7 @@ def test_only_the_time_when_both_are_busy_is_slowed() -> None:
     two = Two(0.5)
     two.run(0, 100, "one")
     two.timeline.after(40, lambda: two.run(1, 100, "other"))
-    two.env.run()
+    two.timeline.run()
     assert two.ended == [(130, "one"), (170, "other")]
 
 
@@ -52,7 +50,7 @@ def test_devices_of_their_own_do_not_notice_each_other() -> None:
     two = Two(0.0)
     two.run(0, 100, "one")
     two.run(1, 100, "other")
-    two.env.run()
+    two.timeline.run()
     assert two.ended == [(100, "one"), (100, "other")]
 
 
@@ -62,7 +60,7 @@ def test_a_worker_that_dies_slows_nobody_any_more_and_answers_nothing() -> None:
     two.run(0, 100, "one")
     two.run(1, 100, "other")
     two.timeline.after(10, two.lanes[1].stop)
-    two.env.run()
+    two.timeline.run()
     assert two.ended == [(105, "one")]
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-import simpy
 import small_runs
 from msgspec.structs import replace
 from small_runs import PROFILE, Record, experiment
@@ -55,6 +54,7 @@ from marlaas.spec import (
 from sim import simulate
 from sim.backend import SimBackend
 from sim.profile import LaneProfile, Profile, ReplicaProfile, assumed
+from sim.timeline import Timeline
 from traces.replay import replay
 
 Costs = TypeVar("Costs", ReplicaProfile, LaneProfile)
@@ -218,7 +218,7 @@ def test_no_world_can_use_an_adapter_it_does_not_hold() -> None:
     """Refused: turns of an adapter in no slot, a load without a free slot, an unload of one in use."""
     one = experiment(cluster=ClusterSpec(replicas=ReplicasSpec(slots=1)))
     events: list[Event] = []
-    backend = SimBackend(one, PROFILE, simpy.Environment(initial_time=0))
+    backend = SimBackend(one, PROFILE, Timeline())
     orders = (
         StartWorker(id=1, worker="replica-0"),
         Generate(id=2, replica="replica-0", task="add", version=0, step=0, turn=0, trajectories=(4,)),
