@@ -25,7 +25,7 @@ from marlaas.events import Event
 from marlaas.runtime import Recorder
 from marlaas.spec import Experiment
 from traces.metrics import compute
-from traces.schema import Header, Scalar, make_header
+from traces.schema import SLOWDOWN, Header, Scalar, make_header
 from traces.writer import TraceWriter
 
 TRACE, RESOLVED, METRICS = "trace.jsonl", "experiment.yaml", "metrics.json"
@@ -62,6 +62,9 @@ def execute(experiment: Experiment, out: Path, console: Console) -> Outcomes:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }
+    slowdown = _probe_slowdown(experiment)
+    if slowdown is not None:
+        host[SLOWDOWN] = round(slowdown, 3)
     now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     header = make_header(experiment, world="executor", host=host, created_at=now)
     located = with_model_folder(experiment)
@@ -70,6 +73,19 @@ def execute(experiment: Experiment, out: Path, console: Console) -> Outcomes:
         return execute_experiment(located, out, recorder, observer)
 
     return _run(experiment, out, header, work, console)
+
+
+def _probe_slowdown(experiment: Experiment) -> float | None:
+    """What a busy replica and a busy lane will cost each other here; None where they have no machine in common."""
+    from executor.affinity import split_cores, usable_cores
+    from executor.contention import slowdown_per_busy_worker
+
+    cluster, replicas, lanes = experiment.cluster, experiment.replica_names, experiment.lane_names
+    plan = split_cores(replicas, lanes, usable_cores())
+    ours, theirs = plan[replicas[0]], plan[lanes[0]]
+    if {cluster.replicas.device, cluster.lanes.device} != {"cpu"} or set(ours) & set(theirs):
+        return None
+    return slowdown_per_busy_worker(ours, theirs)
 
 
 def evaluate(experiment: Experiment, out: Path) -> dict[str, Any]:

@@ -110,7 +110,14 @@ def _slowdown(seen: Observations) -> Quantity:
     """What workers of one machine cost each other; costs of runs in which they met contain it already."""
     if not seen.is_one_machine or seen.overlap_seconds > OVERLAP_SEEN * seen.rollout_seconds:
         return FREE
-    return PRIOR_SLOWDOWN
+    if not seen.slowdowns:
+        return PRIOR_SLOWDOWN
+    return Quantity(
+        value=sum(seen.slowdowns) / len(seen.slowdowns),
+        source="calibrated",
+        interval=(min(seen.slowdowns), max(seen.slowdowns)),
+        note="two probes pinned like a replica and a lane, alone and together, before the run",
+    )
 
 
 # --- replicas --------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from marlaas.commands import (
 from marlaas.events import EngineMeasured, EnvironmentStepped, TurnGenerated, WorkerLost
 from traces.metrics.spans import Joiner, Mark, Span
 from traces.reader import TraceReader
-from traces.schema import Record
+from traces.schema import SLOWDOWN, Record
 
 NS = 1e-9
 
@@ -74,6 +74,7 @@ class Observations:
         self.rollout_seconds = 0.0
         self.overlap_seconds = 0.0  # of them, while a lane worked too
         self.is_one_machine = True  # every worker of every run computes on the cores of one machine
+        self.slowdowns: list[float] = []  # per other busy worker, as probed before a run
         self.tasks: dict[str, TaskLengths] = {}
 
 
@@ -116,6 +117,9 @@ class _Observer:
             self._end_chores(replica)
         for replica in list(self._episodes):
             self._end_episode(replica)
+        probed = (self._reader.header.host or {}).get(SLOWDOWN)
+        if isinstance(probed, int | float):
+            self._seen.slowdowns.append(float(probed))
         cluster = self._reader.header.experiment.cluster
         self._seen.is_one_machine &= {cluster.replicas.device, cluster.lanes.device} == {"cpu"}
         self._seen.rollout_seconds += sum(end - start for start, end in self._rollouts) * NS

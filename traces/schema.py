@@ -28,6 +28,8 @@ from marlaas.events import AnyEvent, Event
 from marlaas.spec import Experiment
 
 SCHEMA_VERSION = 1
+SLOWDOWN = "slowdown_per_busy_worker"
+"""The fact of a host: which share of its time a busy worker costs another one on the same machine."""
 
 World = Literal["sim", "executor"]
 Record = tuple[Event, tuple[Command, ...]]

@@ -17,16 +17,18 @@ from sim.calibrate import calibrate, report
 from sim.fitting import fit
 from sim.profile import Profile, assumed
 from sim.streams import sample, stream
-from traces.schema import make_header
+from traces.schema import SLOWDOWN, Scalar, make_header
 from traces.writer import TraceWriter
 
 KNOWN = replace(PROFILE, replica=replace(PROFILE.replica, turn_overhead_s=assumed(0.004)))
 
 
-def trace(folder: Path, of: Experiment, profile: Profile = KNOWN) -> Path:
+def trace(
+    folder: Path, of: Experiment, profile: Profile = KNOWN, host: dict[str, Scalar] | None = None
+) -> Path:
     """The trace of a simulation that reports engine counters, as an executor would."""
     path = folder / f"{of.name}.jsonl"
-    with TraceWriter(path, make_header(of, world="sim")) as recorder:
+    with TraceWriter(path, make_header(of, world="executor" if host else "sim", host=host)) as recorder:
         simulate(of, profile, recorder, measure_every_s=0.05)
     return path
 
@@ -89,11 +91,14 @@ def test_a_profile_from_one_system_predicts_another(tmp_path: Path) -> None:
 def test_workers_of_one_machine_are_taken_to_slow_each_other_where_they_were_never_seen_to(
     tmp_path: Path,
 ) -> None:
-    """Assumed after `single` on CPUs; in the costs already after `marlaas`; none on accelerators."""
+    """Assumed after `single` on CPUs unless it was probed; in the costs already after `marlaas`; none on NPUs."""
     from_single, said = calibrate([trace(tmp_path, bigger("single"))])
     assert from_single.slowdown_per_busy_worker.source == "assumed"
     assert from_single.slowdown_per_busy_worker.value > 0
     assert "slowdown_per_busy_worker" in str(said)
+    beside = trace(tmp_path, replace(bigger("single"), name="probed"), host={SLOWDOWN: 0.25})
+    probed = calibrate([beside])[0].slowdown_per_busy_worker
+    assert (probed.value, probed.source) == (0.25, "calibrated")
     from_marlaas, _ = calibrate([trace(tmp_path, bigger("marlaas"))])
     assert from_marlaas.slowdown_per_busy_worker.value == 0
     devices = replace(bigger("single").cluster, lanes=LanesSpec(device="npu"))
