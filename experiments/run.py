@@ -76,7 +76,7 @@ def execute(experiment: Experiment, out: Path, console: Console) -> Outcomes:
 
 
 def _probe_slowdown(experiment: Experiment) -> float | None:
-    """What a busy replica and a busy lane will cost each other here; None where they have no machine in common."""
+    """What a busy replica and a busy lane will cost each other here; None where they share no machine."""
     from executor.affinity import split_cores, usable_cores
     from executor.contention import slowdown_per_busy_worker
 

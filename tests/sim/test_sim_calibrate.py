@@ -91,7 +91,7 @@ def test_a_profile_from_one_system_predicts_another(tmp_path: Path) -> None:
 def test_workers_of_one_machine_are_taken_to_slow_each_other_where_they_were_never_seen_to(
     tmp_path: Path,
 ) -> None:
-    """Assumed after `single` on CPUs unless it was probed; in the costs already after `marlaas`; none on NPUs."""
+    """Assumed after `single` on CPUs unless probed; in the costs already after `marlaas`; none on NPUs."""
     from_single, said = calibrate([trace(tmp_path, bigger("single"))])
     assert from_single.slowdown_per_busy_worker.source == "assumed"
     assert from_single.slowdown_per_busy_worker.value > 0
