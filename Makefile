@@ -9,13 +9,14 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types tests slow bench clean
+.PHONY: help install demo test check lint types tests slow bench paper clean
 
 help:
 	@echo "make demo    install, run the quickstart under two systems, predict one of them, report"
 	@echo "make test    install, then lint, types and all tests"
 	@echo "make check   the same without installing"
 	@echo "make bench   speed of the core against bare SimPy"
+	@echo "make paper   the study of the original's claims: simulate, judge, report into runs/paper"
 	@echo "make clean   remove what was installed, run and cached here"
 
 $(INSTALLED): pyproject.toml
@@ -52,6 +53,10 @@ slow:
 
 bench: $(INSTALLED)
 	$(BIN)/python -m experiments.bench
+
+# Minutes on two cores; a run that was interrupted goes on where it stopped.
+paper: $(INSTALLED)
+	$(BIN)/python -m experiments.paper --out runs/paper
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
