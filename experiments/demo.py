@@ -97,7 +97,7 @@ def make_room(out: Path) -> None:
 
 def _fit(measured: Path, profile: Path) -> Path:
     from sim.calibrate import calibrate
-    from sim.profile import dump_profile
+    from sim.profile_files import dump_profile
 
     fitted, _ = calibrate([measured])
     profile.write_text(dump_profile(fitted), encoding="utf-8")

@@ -6,7 +6,8 @@ Read in this order: `engine` with `costs` and `sequences` (a replica's continuou
 traces; never torch.
 """
 
-from sim.profile import Profile, dump_profile, load_profile
+from sim.profile import Profile
+from sim.profile_files import dump_profile, load_profile
 from sim.run import simulate
 
 __all__ = ["Profile", "dump_profile", "load_profile", "simulate"]

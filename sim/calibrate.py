@@ -21,7 +21,8 @@ from marlaas.events import EngineMeasured
 from marlaas.spec import Distribution, Empirical, Fixed, Workload
 from sim.fitting import Fit, fit
 from sim.observations import NS, Chores, Observations, TaskLengths, observe
-from sim.profile import FREE, LaneProfile, Profile, ProfiledWorkload, Quantity, ReplicaProfile, dump_profile
+from sim.profile import FREE, LaneProfile, Profile, ProfiledWorkload, Quantity, ReplicaProfile
+from sim.profile_files import dump_profile
 
 # One further adapter costs the embedded engine next to nothing: all of them go through one product.
 PRIOR_PER_ADAPTER_S = Quantity(

@@ -7,7 +7,6 @@ schema, reading and writing it, and where a task's workload comes from; draws no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -16,7 +15,6 @@ from marlaas.errors import InputError
 from marlaas.spec import Count, Distribution, Experiment, Name, NonNegative, Spec, TaskSpec, Workload
 from sim.costs import IterationCosts, to_fs
 from sim.engine import EngineRules
-from sim.strict_yaml import converted, read_file
 
 Source = Literal["datasheet", "published", "calibrated", "assumed"]
 
@@ -185,25 +183,3 @@ def environment_latency(
 
 
 # --- files -----------------------------------------------------------------------------------------------
-
-
-def load_profile(path: str | Path) -> Profile:
-    """Read a profile from YAML; unknown, duplicate, missing and mistyped keys are an `InputError`.
-
-    Costs are spelt out, or `hardware` names a device and a model to compute them from.
-    """
-    data = read_file(path, "a profile YAML")
-    if isinstance(data, dict) and "hardware" in data:
-        from sim.hardware_profile import HardwareProfile, resolve  # needs this module
-
-        return resolve(converted(data, HardwareProfile, str(path)), beside=Path(path).parent)
-    return converted(data, Profile, str(path))
-
-
-def dump_profile(profile: Profile) -> str:
-    """The profile as YAML that `load_profile` reads back to the same."""
-    import yaml
-
-    data = msgspec.to_builtins(profile)
-    text: str = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
-    return text

@@ -18,7 +18,8 @@ from experiments.run import RESOLVED, TRACE, write_metrics
 from experiments.sweep.cells import Question
 from experiments.sweep.folder import CellRecord, Folder
 from marlaas.spec import Experiment
-from sim.profile import Profile, dump_profile
+from sim.profile import Profile
+from sim.profile_files import dump_profile
 from sim.run import simulate
 from traces.metrics import compute
 from traces.schema import make_header

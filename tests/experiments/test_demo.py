@@ -9,7 +9,7 @@ from rich.console import Console
 from experiments import demo
 from experiments.load import load_experiment
 from marlaas.errors import InputError
-from sim.profile import load_profile
+from sim.profile_files import load_profile
 from traces.replay import replay
 
 ROOT = Path(__file__).parents[2]

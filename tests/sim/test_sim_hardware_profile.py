@@ -21,7 +21,8 @@ from marlaas.spec import (
 from marlaas.spec import TaskSpec as Task
 from sim.hardware import LIBRARY, library_names
 from sim.hardware_profile import HardwareProfile, Site, resolve, site_of
-from sim.profile import Profile, Quantity, dump_profile, load_profile
+from sim.profile import Profile, Quantity
+from sim.profile_files import dump_profile, load_profile
 from sim.strict_yaml import converted, read_file
 
 SITE = Site(replica_devices=4, lane_devices=16, slots=32, max_num_seqs=256, rank=16, targets="all-linear")

@@ -16,12 +16,11 @@ from sim.profile import (
     Quantity,
     ReplicaProfile,
     assumed,
-    dump_profile,
     environment_latency,
     iteration_costs,
-    load_profile,
     workload_of,
 )
+from sim.profile_files import dump_profile, load_profile
 
 TASK = TaskSpec(name="add", environment="sums", steps=1)
 EXPERIMENT = Experiment(
