@@ -1,9 +1,9 @@
 """The simulated world: a clock, a cost model and random streams behind the core's `Backend`.
 
-Read in this order: `engine` with `costs` and `sequences` (a replica's continuous batching), `workload` and
-`streams` (what trajectories do), `profile` (what things cost), `backend` with `replica`, `lane` and `host`
-(commands in, events out), `run` (a whole experiment), `calibrate` (a profile from traces). Knows the core and
-traces; never torch.
+Read in this order: `engine` with `batch`, `sequences`, `prefix_cache` and `costs` (a replica's continuous
+batching), `workload` and `streams` (what trajectories do), `profile` (what things cost), `backend` with
+`replica`, `lane` and `host` (commands in, events out), `run` (a whole experiment), `calibrate` (a profile
+from traces). Knows the core and traces; never torch.
 """
 
 from sim.profile import Profile

@@ -98,7 +98,7 @@ class SimBackend:
             CreateAdapter: self._create_adapter,
             LoadAdapter: lambda command: self._replicas[command.replica].load(command),
             UnloadAdapter: lambda command: self._replicas[command.replica].unload(command),
-            Generate: lambda command: self._replicas[command.replica].generate(command),
+            Generate: self._generate,
             AbortTurns: lambda command: self._replicas[command.replica].abort(command),
             StepEnvironment: self._step_environment,
             Train: self._train,
@@ -154,6 +154,9 @@ class SimBackend:
         worker.stop()
         return True
 
+    def _generate(self, command: Generate) -> None:
+        self._replicas[command.replica].generate(command)
+
     # --- lanes -------------------------------------------------------------------------------------
 
     def _run_job(self, lane_name: str, duration_ns: int, answer: Callable[..., Event]) -> None:
@@ -184,13 +187,14 @@ class SimBackend:
         plan = self._plans.of(command.task, command.step)
         turn, i = command.turn, command.trajectory
         is_done = turn + 1 >= plan.turns[i]
+        after_ns = plan.environment_ns[turn][i]
         event = EnvironmentStepped(
-            at=self._timeline.now_ns + plan.environment_ns[turn][i],
+            at=self._timeline.now_ns + after_ns,
             command=command.id,
             done=is_done,
             observation_tokens=0 if is_done else plan.observations[turn][i],
         )
-        self._tell_at(event)
+        self._timeline.put(after_ns, self._pass_on, event)
 
     def _set_timer(self, command: SetTimer) -> None:
         self._tell_at(TimerFired(at=max(command.at, self._timeline.now_ns), command=command.id))

@@ -24,8 +24,9 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     A decode iteration of B sequences with A distinct adapters that attends to KV tokens in all takes
     `iteration + per_sequence·B + per_sequence_beyond_knee·max(0, B − knee) + per_kv_token·KV
-    + [A > 0]·(adapters + per_adapter·A)`; a prefill of P tokens takes `prefill + per_prefill_token·P`
-    and the same adapter terms.
+    + [A > 0]·(adapters + per_adapter·A)`. Reading P tokens of contexts, of which each attends to those before
+    it, takes `per_prefill_token·P + half_per_attended_token·(twice such pairs)`: in an iteration beside its
+    own terms, in a pass of its own beside `prefill` and the adapter terms.
     """
 
     iteration_fs: int
@@ -37,6 +38,7 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True):
     per_adapter_fs: int = 0
     prefill_fs: int = 0
     per_prefill_token_fs: int = 0
+    half_per_attended_token_fs: int = 0
 
     def __post_init__(self) -> None:
         if self.iteration_fs < 1 or min(msgspec.structs.astuple(self)) < 0:
@@ -61,9 +63,13 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True):
             total += self.adapters_fs + self.per_adapter_fs * num_adapters
         return total
 
-    def prefill_pass_fs(self, num_tokens: int, num_adapters: int) -> int:
-        """Duration of one prefill pass over `num_tokens` tokens of sequences that join together."""
-        total = self.prefill_fs + self.per_prefill_token_fs * num_tokens
+    def reading_fs(self, num_tokens: int, num_pairs: int) -> int:
+        """What reading contexts adds: so many tokens, and twice so many pairs as those they attend to."""
+        return self.per_prefill_token_fs * num_tokens + self.half_per_attended_token_fs * num_pairs
+
+    def prefill_pass_fs(self, num_tokens: int, num_pairs: int, num_adapters: int) -> int:
+        """Duration of a pass that only reads contexts."""
+        total = self.prefill_fs + self.reading_fs(num_tokens, num_pairs)
         if num_adapters:
             total += self.adapters_fs + self.per_adapter_fs * num_adapters
         return total

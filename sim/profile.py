@@ -14,7 +14,7 @@ import msgspec
 from marlaas.errors import InputError
 from marlaas.spec import Count, Distribution, Experiment, Name, NonNegative, Spec, TaskSpec, Workload
 from sim.costs import IterationCosts, to_fs
-from sim.engine import EngineRules
+from sim.rules import CacheRule, EngineRules, KvRule, PrefillRule
 
 Source = Literal["datasheet", "published", "calibrated", "assumed"]
 
@@ -37,12 +37,15 @@ FREE = assumed(0.0)
 
 
 class EngineProfile(Spec, frozen=True, kw_only=True):
-    """How the modelled engine admits sequences; see `engine.EngineRules`. `name` says which engine it is."""
+    """How the modelled engine admits sequences; see `rules.EngineRules`. `name` says which engine it is."""
 
     name: str = "torch"
-    kv_rule: Literal["reserve", "preempt"] = "reserve"
+    kv_rule: KvRule = "reserve"
+    prefill: PrefillRule = "own-pass"
     max_prefill_tokens: Count | None = 2048
     shares_prompts: bool = True
+    prefix_cache: CacheRule = "none"
+    block_tokens: Count = 1
 
 
 class ReplicaProfile(Spec, frozen=True, kw_only=True):
@@ -62,6 +65,7 @@ class ReplicaProfile(Spec, frozen=True, kw_only=True):
     per_adapter_s: Quantity = FREE
     prefill_s: Quantity = FREE
     per_prefill_token_s: Quantity = FREE
+    per_attended_token_s: Quantity = FREE
     turn_overhead_s: Quantity = FREE
     start_s: Quantity = FREE
     load_s: Quantity = FREE
@@ -133,6 +137,7 @@ def iteration_costs(replica: ReplicaProfile) -> IterationCosts:
         per_adapter_fs=to_fs(replica.per_adapter_s.value),
         prefill_fs=to_fs(replica.prefill_s.value),
         per_prefill_token_fs=to_fs(replica.per_prefill_token_s.value),
+        half_per_attended_token_fs=to_fs(replica.per_attended_token_s.value / 2),
     )
 
 
@@ -143,8 +148,11 @@ def engine_rules(engine: EngineProfile, experiment: Experiment) -> EngineRules:
         max_num_seqs=replicas.max_num_seqs,
         kv_tokens=replicas.kv_tokens,
         kv_rule=engine.kv_rule,
+        prefill=engine.prefill,
         max_prefill_tokens=engine.max_prefill_tokens,
         shares_prompts=engine.shares_prompts,
+        prefix_cache=engine.prefix_cache,
+        block_tokens=engine.block_tokens,
     )
 
 

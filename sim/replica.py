@@ -23,8 +23,9 @@ from marlaas.events import (
 )
 from marlaas.runtime import Emit
 from sim.costs import FS_PER_NS, IterationCosts
-from sim.engine import Chore, Counters, Engine, EngineRules
+from sim.engine import Chore, Counters, Engine
 from sim.host import Host, Percent
+from sim.rules import EngineRules
 from sim.sequences import Adapter, Sequence
 from sim.timeline import Callbacks, Due, Timeline
 from sim.workload import Plans
@@ -111,48 +112,49 @@ class Replica:
             for trajectory in command.trajectories:
                 self._fail(command.id, f"{fingerprint(adapter)} is not resident", trajectory)
             return
-        self._catch_up()
-        self._engine.submit(self._timeline.now_ns, self._sequences(command, adapter))
-        self._arm()
+        now_ns = self._timeline.now_ns
+        self._catch_up(now_ns)
+        self._engine.submit(now_ns, self._sequences(command, adapter))
+        self._arm(now_ns)
 
     def abort(self, command: AbortTurns) -> None:
         """Stop turns at the next boundary."""
-        self._catch_up()
-        overhead_ns = self._times.overhead_ns
+        now_ns, overhead_ns = self._timeline.now_ns, self._times.overhead_ns
+        self._catch_up(now_ns)
 
         def answer() -> None:
             event = TurnsAborted(at=self._timeline.now_ns + overhead_ns, command=command.id)
             self._timeline.put(overhead_ns, self._tells, event)
 
         trajectories = frozenset(command.trajectories)
-        self._engine.abort(self._timeline.now_ns, command.generate, trajectories, Chore(0, answer))
-        self._arm()
+        self._engine.abort(now_ns, command.generate, trajectories, Chore(0, answer))
+        self._arm(now_ns)
 
     def _sequences(self, command: Generate, adapter: Adapter) -> list[Sequence]:
         plan, spec = self._plans.of(command.task, command.step), self._plans.tasks[command.task]
-        contexts, outputs = plan.contexts[command.turn], plan.outputs[command.turn]
+        contexts, outputs, prompts = plan.contexts[command.turn], plan.outputs[command.turn], plan.contexts[0]
         number, limit, samples = command.id, spec.max_new_tokens, spec.samples
-        is_first = command.turn == 0  # later contexts differ, even between the samples of a prompt
         return [
-            Sequence(number, i, adapter, contexts[i], outputs[i], limit, i // samples if is_first else None)
+            Sequence(number, i, adapter, contexts[i], outputs[i], limit, i // samples, prompts[i])
             for i in command.trajectories
         ]
 
     def _run_chore(self, duration_ns: int, answer: Callable[..., Event]) -> None:
-        self._catch_up()
-        chore = Chore(duration_ns, partial(self._answer, answer))
-        self._engine.run_chore(self._timeline.now_ns, chore)
-        self._arm()
+        now_ns = self._timeline.now_ns
+        self._catch_up(now_ns)
+        self._engine.run_chore(now_ns, Chore(duration_ns, partial(self._answer, answer)))
+        self._arm(now_ns)
 
     # --- time ------------------------------------------------------------------------------------
 
     def _set_pace(self, pace: Percent) -> None:
         """Go on slower or faster from the next boundary on."""
-        self._catch_up()
-        self._engine.set_costs(self._timeline.now_ns, self._costs.scaled(pace))
-        self._arm()
+        now_ns = self._timeline.now_ns
+        self._catch_up(now_ns)
+        self._engine.set_costs(now_ns, self._costs.scaled(pace))
+        self._arm(now_ns)
 
-    def _arm(self) -> None:
+    def _arm(self, now_ns: int) -> None:
         """Make sure to wake when the engine's pass ends; a wake-up that became too early is let pass."""
         wake_ns = self._engine.wake_ns
         if (wake_ns is None) is self._is_busy:
@@ -160,26 +162,27 @@ class Replica:
             self._host.note(self.name, self._is_busy)
         if wake_ns is not None and (self._wake_ns is None or wake_ns < self._wake_ns):
             self._wake_ns = wake_ns
-            self._timeline.put(wake_ns - self._timeline.now_ns, self._wakes)
+            self._timeline.put(wake_ns - now_ns, self._wakes)
 
     def _wake(self, _: Due) -> None:
-        if self.is_alive and self._timeline.now_ns == self._wake_ns:
+        now_ns = self._timeline.now_ns
+        if now_ns == self._wake_ns and self.is_alive:
             self._wake_ns = None
-            self._catch_up()
-            self._arm()
+            self._catch_up(now_ns)
+            self._arm(now_ns)
 
-    def _catch_up(self) -> None:
+    def _catch_up(self, now_ns: int) -> None:
         """Carry the engine to the present and pass on what ended; to be done before every order."""
-        ended = self._engine.advance(self._timeline.now_ns)
+        ended = self._engine.advance(now_ns)
         if ended:
-            self._pass_on(ended)
+            self._pass_on(now_ns, ended)
         if self._times.measure_every_ns is not None:
             self._measure(self._times.measure_every_ns)
 
-    def _pass_on(self, ended: list[Sequence | Chore]) -> None:
+    def _pass_on(self, now_ns: int, ended: list[Sequence | Chore]) -> None:
         """Tell of turns, after the overhead that lies between engine and scheduler, and do chores."""
         overhead_ns = self._times.overhead_ns
-        told_ns = self._timeline.now_ns + overhead_ns
+        told_ns = now_ns + overhead_ns
         for item in ended:
             if isinstance(item, Chore):
                 item.done()

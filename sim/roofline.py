@@ -51,6 +51,7 @@ def replica_costs(setup: ReplicaSetup) -> ReplicaProfile:
         per_adapter_s=_per_adapter_s(setup),
         prefill_s=iteration,
         per_prefill_token_s=_per_prefill_token_s(setup),
+        per_attended_token_s=per_attended_token_s(setup),
         turn_overhead_s=TURN_OVERHEAD_S,
         start_s=_start_s(setup),
         load_s=load_s,

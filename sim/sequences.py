@@ -20,12 +20,12 @@ class Sequence(msgspec.Struct, eq=False, gc=False):
     """One turn to generate: `prompt_tokens` of context in, `output_tokens` to sample, at most `limit_tokens`.
 
     The engine decides by the limit alone: no engine knows where an answer will end. `command` and
-    `trajectory` say whose it is; `adapter` is what its cost is shared by. Sequences of one adapter with an
-    equal `shared_prompt` have the very same context; None says that nobody shares it.
+    `trajectory` say whose it is; `adapter` is what its cost is shared by. The first `shared_tokens` of the
+    contexts of all sequences of one adapter with an equal `shared_prompt` are the very same.
 
-    The remaining fields belong to the engine: place in the order of arrival, tokens sampled so far when it
-    last began to decode or left, and while it decodes, the iteration count at which it ends and its KV size
-    less the iteration count.
+    The remaining fields belong to the engine: place in the order of arrival; tokens sampled so far when it
+    last began to decode or left; context tokens read while it is prefilled; and while it decodes, the
+    iteration count at which it ends and its KV size less the iteration count.
     """
 
     command: int
@@ -35,10 +35,12 @@ class Sequence(msgspec.Struct, eq=False, gc=False):
     output_tokens: int
     limit_tokens: int
     shared_prompt: Hashable = None
+    shared_tokens: int = 0
+    number: int = -1
     sampled: int = 0
+    num_read: int = 0
     finish_at: int = NOT_DECODING
     kv_offset: int = 0
-    number: int = -1
 
     @property
     def context_tokens(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import simpy
+from simpy.events import NORMAL
 
 NS_PER_S = 1_000_000_000
 
@@ -47,14 +48,14 @@ class Timeline(simpy.Environment):
 
     def after(self, delay_ns: int, call: Callable[[], None]) -> None:
         """Make a call when so much time has passed."""
-        self.schedule(Due(self._make_call, call), delay=delay_ns)
+        self.schedule(Due(self._make_call, call), NORMAL, delay_ns)
 
     def put(self, delay_ns: int, callbacks: Callbacks, what: Any = None) -> None:
         """Hand a `Due` with `what` to these callbacks when so much time has passed.
 
         For what happens often: whoever asks makes the list of callbacks once and keeps it.
         """
-        self.schedule(Due(callbacks, what), delay=delay_ns)
+        self.schedule(Due(callbacks, what), NORMAL, delay_ns)
 
 
 def _make_call(due: Due) -> None:

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from marlaas.errors import InputError
 from sim.costs import IterationCosts, iterations_until, run_fs
-from sim.engine import Chore, Engine, EngineRules
+from sim.engine import Chore, Engine
+from sim.rules import EngineRules
 from sim.sequences import Sequence
 from sim.stepwise import StepwiseEngine
 
@@ -27,8 +28,14 @@ Ended = list[tuple[int, str]]
 def sequences(
     command: int, lengths: list[tuple[int, int]], adapter: str = "a", first: int = 0
 ) -> list[Sequence]:
-    """Sequences of one command from (prompt, output) lengths; those with equal prompts share them."""
-    return [Sequence(command, first + i, (adapter, 0), p, o, o, p) for i, (p, o) in enumerate(lengths)]
+    """Sequences of one command from (prompt, output) lengths.
+
+    Even contexts are shared whole by those of equal length, odd ones to a quarter by those of like length.
+    """
+    shared = [(p, p) if p % 2 == 0 else (-p // 4, p // 4) for p, _ in lengths]
+    return [
+        Sequence(command, first + i, (adapter, 0), p, o, o, *shared[i]) for i, (p, o) in enumerate(lengths)
+    ]
 
 
 def rules(max_num_seqs: int, kv_tokens: int) -> EngineRules:
@@ -48,6 +55,7 @@ def drive(engine: AnyEngine, orders: list[Order]) -> Ended:
     for at_ns, order in sorted(orders, key=lambda pair: pair[0]):
         while (wake_ns := engine.wake_ns) is not None and wake_ns <= at_ns:
             advance(wake_ns)
+        advance(at_ns)
         order(engine, at_ns)
     while (wake_ns := engine.wake_ns) is not None:
         advance(wake_ns)
@@ -144,7 +152,7 @@ def test_under_kv_pressure_the_youngest_is_preempted_and_the_oldest_never() -> N
     engine = Engine(PLAIN, rules(8, 24))
     ended = drive(engine, [(0, submit(*sequences(1, [(8, 15), (8, 15)])))])
     assert ended == [(1_400_000, "1.0"), (2_300_000, "1.1")]
-    assert engine.counters.num_preemptions == 1
+    assert engine.num_preemptions == 1
     # Of the younger's 15 tokens 5 were sampled before its preemption and 1 by the second prefill.
     assert engine.counters.sequences_sum == 14 + 4 + 9
 
@@ -154,7 +162,7 @@ def test_a_pool_that_reserves_lets_in_fewer_and_preempts_none() -> None:
     engine = Engine(PLAIN, EngineRules(max_num_seqs=8, kv_tokens=24, kv_rule="reserve"))
     ended = drive(engine, [(0, submit(*sequences(1, [(8, 15), (8, 15)])))])
     assert ended == [(1_400_000, "1.0"), (2_800_000, "1.1")]
-    assert engine.counters.num_preemptions == 0
+    assert engine.num_preemptions == 0
 
 
 def test_a_bounded_prefill_lets_the_running_ones_decode_in_between() -> None:
@@ -205,6 +213,7 @@ costs_strategy = st.builds(
     per_adapter_fs=femtoseconds,
     prefill_fs=femtoseconds,
     per_prefill_token_fs=st.integers(0, 10**8),
+    half_per_attended_token_fs=st.integers(0, 10**7),
 )
 rules_strategy = st.builds(
     EngineRules,
@@ -213,6 +222,9 @@ rules_strategy = st.builds(
     kv_rule=st.sampled_from(["reserve", "preempt"]),
     max_prefill_tokens=st.none() | st.integers(1, 60),
     shares_prompts=st.booleans(),
+    prefill=st.sampled_from(["own-pass", "mixed"]),
+    prefix_cache=st.sampled_from(["none", "prompts", "turns"]),
+    block_tokens=st.integers(1, 4),
 )
 length = st.tuples(st.integers(1, 20), st.integers(1, 30))
 submission = st.tuples(st.just("submit"), st.lists(length, min_size=1, max_size=6), st.sampled_from("abc"))
@@ -253,7 +265,7 @@ def test_the_closed_form_equals_stepping_token_by_token(
     engine = Engine(costs, rules)
     stepwise = StepwiseEngine(costs, rules)
     assert drive(engine, orders_of(script, costs)) == drive(stepwise, orders_of(script, costs))
-    assert engine.counters.num_preemptions == stepwise.num_preemptions
+    assert engine.num_preemptions == stepwise.num_preemptions
 
 
 @settings(max_examples=50, deadline=None)
@@ -265,7 +277,7 @@ def test_every_sequence_ends_once_and_every_token_is_sampled_once(
     engine = Engine(costs, rules)
     ended = drive(engine, [(0, submit(*sequences(1, lengths)))])
     assert sorted(name for _, name in ended) == sorted(f"1.{i}" for i in range(len(lengths)))
-    num_joins = len(lengths) + engine.counters.num_preemptions
+    num_joins = len(lengths) + engine.num_preemptions
     assert sum(output for _, output in lengths) == engine.counters.sequences_sum + num_joins
 
 
