@@ -15,10 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator, ScalarFormatter
 
 from experiments.paper.bounds import equal_gain_bound
-from experiments.paper.claims import MODEST, THROUGHPUT, mixed_bound
+from experiments.paper.claim import MODEST, THROUGHPUT, mixed_bound
 from experiments.paper.results import (
     ASYNC_SINGLE_LORA,
     MARLAAS,
@@ -56,7 +56,7 @@ def scaling(results: Results) -> Figure:
     words = ("steps per hour", "rate / rate alone\n(mean over tasks)", "makespan (h)", "gain over single")
     for row, word in zip(grid, words, strict=True):
         row[0].set_ylabel(word)
-    _finish(results, figure, grid, {"bound with 32 tasks": BOUND, f"{THROUGHPUT}× claimed": CLAIMED})
+    _finish(results, figure, grid, {"bound": BOUND, f"{THROUGHPUT}× claimed": CLAIMED})
     return figure
 
 
@@ -64,7 +64,8 @@ def _gains(results: Results, axis: Axes, model: str) -> None:
     for system in SYSTEMS[1:]:
         values = [results.gain(model, num, system, SINGLE) for num in results.num_tasks]
         _line(axis, results.num_tasks, values, system)
-    axis.axhline(mixed_bound(results, model).value, **BOUND)
+    limits_of = [mixed_bound(results, model, num).value for num in results.num_tasks]
+    axis.plot(results.num_tasks, limits_of, **BOUND)
     axis.axhline(THROUGHPUT, **CLAIMED)
     axis.set_ylim(bottom=0)
 
@@ -368,6 +369,9 @@ def _curves(
         _line(axis, results.num_tasks, values, system)
     if log:
         axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: figure_of(float(value))))
+        axis.yaxis.set_minor_locator(NullLocator())
 
 
 def _line(axis: Axes, x: Sequence[Any] | range, y: Sequence[float], system: str) -> None:

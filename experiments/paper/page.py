@@ -21,14 +21,15 @@ from matplotlib.figure import Figure
 
 from experiments.paper import figures
 from experiments.paper.bounds import Alone
-from experiments.paper.claims import THROUGHPUT, Claim, mixed_bound
+from experiments.paper.claim import THROUGHPUT, Claim, mixed_bound
 from experiments.paper.results import MARLAAS, SINGLE, SYNC, SYSTEMS, Results, workload_of
 from experiments.report import style
 from experiments.sweep.axes import NUM_TASKS
 from experiments.sweep.work import PROFILE
 from experiments.words import figure, percent
 from marlaas import __version__
-from sim.profile import Profile, Quantity, load_profile
+from sim.profile import Profile, Quantity
+from sim.profile_files import load_profile
 
 PAGE = "index.html"
 
@@ -54,7 +55,7 @@ PICTURES = (
         "scaling.png",
         "Scaling from 1 to 32 tasks",
         "Aggregate, normalised and makespan side by side, and the gain over single with its bound"
-        " (dashed) for the mix of 32 tasks. Tasks are in turn GSM8K, AMC12 and search, so the first is the"
+        " (dashed) for that mix. Tasks are in turn GSM8K, AMC12 and search, so the first is the"
         " quickest kind: what falls from 1 to 2 tasks is the mix. Normalised: 1 is a task alone; single's"
         " falls as tasks wait for those before them.",
         figures.scaling,
@@ -177,7 +178,9 @@ def grid_table(results: Results) -> pd.DataFrame:
                     "normalised": at["steps_per_hour_normalised"],
                     "makespan (s)": at["makespan_s"],
                     "gain over single": results.gain(model, results.largest, system, SINGLE),
-                    "bound": mixed_bound(results, model).value if system == MARLAAS else None,
+                    "bound": mixed_bound(results, model, results.largest).value
+                    if system == MARLAAS
+                    else None,
                     "TTFS mean (s)": at["ttfs_s.mean"],
                     "step latency (s)": at["step_latency_s.mean"],
                     "rollout busy": percent(at["rollout_busy"]),

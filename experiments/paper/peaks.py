@@ -1,6 +1,6 @@
 """What `effective` utilisation is relative to: the rates that the profiles allow, independent of any run.
 
-Owns the definition of a peak; `python -m experiments.paper.peaks` prints those that the study's YAMLs state.
+Owns the definition of a peak; the YAMLs of the study state the numbers, and a test compares the two.
 """
 
 from __future__ import annotations

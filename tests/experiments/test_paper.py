@@ -13,7 +13,8 @@ from rich.console import Console
 from experiments.load import load_experiment, load_profile
 from experiments.paper import bounds
 from experiments.paper.bounds import Alone
-from experiments.paper.claims import CLAIMS, Cell, best, smallest_reaching
+from experiments.paper.claim import Cell, best, smallest_reaching
+from experiments.paper.claims import CLAIMS
 from experiments.paper.peaks import peaks
 from experiments.paper.run import FOLDER, STUDIES, headline, miniature, run_paper
 from experiments.sweep.cells import Base, configurations, expand
