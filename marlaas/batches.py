@@ -29,7 +29,7 @@ def start_batch(core: Core, task: Task) -> None:
     for trajectory in trajectories:
         replica = core.state.replicas[trajectory.replica]
         settle(core, replica, task, 1)
-        replica.waiting.setdefault(task.name, []).append(trajectory)
+        replica.waiting.add(task.name, trajectory)
         core.replicas_due[replica.name] = None
 
 
@@ -68,7 +68,7 @@ def finish_if_complete(core: Core, task: Task, batch: Batch) -> None:
 
 def settle(core: Core, replica: Replica, task: Task, change: int) -> None:
     """Count a trajectory of the task as live on the replica (1) or no longer (-1)."""
-    replica.load += change
+    core.state.loads.change(replica.name, change)
     live = replica.live.get(task.name, 0) + change
     if live:
         replica.live[task.name] = live
@@ -88,7 +88,7 @@ def queue_turn(core: Core, task: Task, trajectory: Trajectory) -> None:
             replica = core.state.replicas[placed[0]]
             trajectory.replica = replica.name
             settle(core, replica, task, 1)
-    replica.waiting.setdefault(task.name, []).append(trajectory)
+    replica.waiting.add(task.name, trajectory)
     core.replicas_due[replica.name] = None
 
 

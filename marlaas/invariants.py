@@ -65,6 +65,9 @@ def _check_slots(state: State, replica: Replica) -> None:
         _require(slot.pins == pins.pop(key, 0), f"{replica.name}: pins of {key} are not its turns in flight")
         _require(slot.pins == 0 or slot.state == "resident", f"{replica.name}: {key} is pinned, not resident")
     _require(not pins, f"{replica.name}: turns in flight on adapters without a slot: {sorted(pins)}")
+    held = Counter(slot.task for slot in replica.slots.values())
+    noted = {t.name: t.holders[replica.name] for t in state.tasks.values() if replica.name in t.holders}
+    _require(held == noted, f"{replica.name}: slots are held by {dict(held)}, not by {noted}")
 
 
 def _check_load(state: State, replica: Replica) -> None:
@@ -81,12 +84,19 @@ def _check_load(state: State, replica: Replica) -> None:
         )
     }
     _require(replica.live == live, f"{replica.name}: live is {replica.live}, not {live}")
-    _require(replica.load == sum(live.values()), f"{replica.name}: load is not the sum of live")
+    is_counted = state.loads.of(replica.name) == sum(live.values())
+    _require(is_counted, f"{replica.name}: load is not the sum of live")
     for name, waiting in replica.waiting.items():
         _require(bool(waiting), f"{replica.name}: an empty queue is kept for {name}")
         for trajectory in waiting:
             fits = trajectory.state == "waiting" and trajectory.replica == replica.name
             _require(fits, f"{replica.name}: trajectory {trajectory.index} of {name} does not wait here")
+    if replica.state == "up":
+        tasks = state.tasks
+        lacking = [n for n, _ in replica.waiting.items() if (n, tasks[n].version) not in replica.slots]
+        is_known = replica.waiting.num_lacking == len(lacking)
+        is_known = is_known and (not lacking or replica.waiting.oldest_lacking() == lacking[0])
+        _require(is_known, f"{replica.name}: not exactly {lacking} are known to lack a slot")
 
 
 def _check_flights(state: State) -> None:
@@ -101,7 +111,7 @@ def _check_flights(state: State) -> None:
             elif trajectory.state == "stepping":
                 _require(trajectory.command in state.steps, f"{task.name}: a step in flight is not counted")
             elif trajectory.state == "waiting":
-                queue = state.replicas[trajectory.replica].waiting.get(task.name, [])
+                queue = state.replicas[trajectory.replica].waiting.get(task.name)
                 is_queued = sum(1 for t in queue if t is trajectory) == 1
                 _require(is_queued, f"{task.name}: trajectory {trajectory.index} waits in no queue")
 

@@ -6,7 +6,6 @@ registration order, so equal states give equal answers.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 
 from marlaas.state import Replica, Slot, State
@@ -41,7 +40,7 @@ def start_at_once(state: State) -> list[str]:
 
 def start_together(state: State) -> list[str]:
     """All ready tasks together, once the last round is trained and every new task has its version 0."""
-    if state.in_state("creating", "rolling", "buffered", "training", "publishing"):
+    if any(state.by_state[busy] for busy in ("creating", "rolling", "buffered", "training", "publishing")):
         return []
     return state.in_state("ready")
 
@@ -63,7 +62,7 @@ def train_after_round(choose: TrainNext) -> TrainNext:
     """`choose`, but only when every rollout batch of the round is complete."""
 
     def choose_after_round(state: State) -> str | None:
-        return None if state.in_state("rolling") else choose(state)
+        return None if state.by_state["rolling"] else choose(state)
 
     return choose_after_round
 
@@ -76,18 +75,11 @@ def spread(state: State, num_groups: int, group_size: int) -> list[str]:
 
     Returns one replica name per group, or nothing when every replica is dead.
     """
-    for wanted in ("up", "starting"):
-        loads = [(r.load, i, r.name) for i, r in enumerate(state.replicas.values()) if r.state == wanted]
-        if not loads:
-            continue
-        heapq.heapify(loads)
-        placed = []
-        for _ in range(num_groups):
-            load, i, name = loads[0]
-            heapq.heapreplace(loads, (load + group_size, i, name))
-            placed.append(name)
+    replicas = state.replicas
+    placed = state.loads.place(num_groups, group_size, lambda name: replicas[name].state == "up")
+    if placed:
         return placed
-    return []
+    return state.loads.place(num_groups, group_size, lambda name: replicas[name].state == "starting")
 
 
 # --- eviction: whose slot is given to a task that waits for one ------------------------------------

@@ -16,7 +16,7 @@ def abandon(core: Core, task: Task, reason: str) -> None:
         if flight.batch is batch and flight.pending:
             turns.abort(core, number, flight, sorted(flight.pending))
     for replica in core.state.replicas.values():
-        replica.waiting.pop(task.name, None)
+        replica.waiting.take(task.name)
     for number in [n for n, step in core.state.steps.items() if step.batch is batch]:
         episodes.leave(core, number)
     batches.drop(core, task, batch, [t for t in batch.trajectories if t.state != "dropped"], reason)
@@ -38,10 +38,7 @@ def trajectories_are_late(core: Core, name: str, batch: Batch, trajectories: lis
         elif trajectory.state == "stepping":
             episodes.leave(core, trajectory.command)
         elif trajectory.state == "waiting":
-            waiting = core.state.replicas[trajectory.replica].waiting
-            waiting[name] = [t for t in waiting[name] if t is not trajectory]
-            if not waiting[name]:
-                del waiting[name]
+            core.state.replicas[trajectory.replica].waiting.remove(name, trajectory)
     for number, indices in aborting.items():
         turns.abort(core, number, core.state.flights[number], indices)
     batches.drop(core, task, batch, [t for t in late if t.state != "aborting"], "trajectory_deadline")

@@ -24,7 +24,9 @@ from marlaas.lifecycle import (
     WorkerState,
     check_move,
 )
+from marlaas.loads import Loads
 from marlaas.spec import Experiment, Limits, TaskSpec
+from marlaas.waiting import Waiting
 
 Adapter = tuple[str, int]
 
@@ -66,8 +68,8 @@ class Batch(msgspec.Struct, kw_only=True):
 class Task(msgspec.Struct, kw_only=True):
     """One fine-tuning job. `version` is the last committed one, -1 before version 0 exists.
 
-    The ledger: `num_issued` = `num_trained` + sum of `dropped` + trajectories of the present batch that
-    are not dropped.
+    `holders` counts its slots by replica. The ledger: `num_issued` = `num_trained` + sum of `dropped` +
+    trajectories of the present batch that are not dropped.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Task(msgspec.Struct, kw_only=True):
     num_issued: int = 0
     num_trained: int = 0
     dropped: dict[str, int] = {}
+    holders: dict[str, int] = {}
     reason: str = ""
 
     @property
@@ -123,19 +126,19 @@ class Flight(msgspec.Struct, kw_only=True):
 
 
 class Replica(msgspec.Struct, kw_only=True):
-    """A rollout engine. `waiting` holds trajectories that need a turn, by task, oldest task first.
+    """A rollout engine. `waiting` holds trajectories that need a turn.
 
     `live` counts unfinished trajectories placed here, by task.
     """
 
     name: str
+    index: int
     capacity: int
     restarts_left: int
     state: WorkerState = "down"
     slots: dict[Adapter, Slot] = {}
-    waiting: dict[str, list[Trajectory]] = {}
+    waiting: Waiting[Trajectory] = msgspec.field(default_factory=Waiting)
     live: dict[str, int] = {}
-    load: int = 0
 
     def move(self, state: WorkerState) -> None:
         """Go to `state` if the table allows it."""
@@ -186,7 +189,7 @@ class State(msgspec.Struct, kw_only=True):
     """The whole memory of a run.
 
     `buffer` is the FIFO of tasks whose batch is complete; `unsettled` are workers whose first start has
-    neither succeeded nor failed for good.
+    neither succeeded nor failed for good; `loads` counts the unfinished trajectories of replicas.
     """
 
     tasks: dict[str, Task]
@@ -195,6 +198,7 @@ class State(msgspec.Struct, kw_only=True):
     environments: dict[str, Surroundings]
     by_state: dict[TaskState, dict[str, None]]
     unsettled: set[str]
+    loads: Loads
     buffer: list[str] = []
     creations: list[str] = []
     flights: dict[int, Flight] = {}
@@ -241,8 +245,8 @@ def initial_state(experiment: Experiment, capacity: int) -> State:
     return State(
         tasks=tasks,
         replicas={
-            name: Replica(name=name, capacity=capacity, restarts_left=limits.worker_restarts)
-            for name in experiment.replica_names
+            name: Replica(name=name, index=i, capacity=capacity, restarts_left=limits.worker_restarts)
+            for i, name in enumerate(experiment.replica_names)
         },
         lanes={name: Lane(name=name, restarts_left=limits.worker_restarts) for name in experiment.lane_names},
         environments={
@@ -256,4 +260,5 @@ def initial_state(experiment: Experiment, capacity: int) -> State:
         },
         by_state=by_state,
         unsettled={*experiment.replica_names, *experiment.lane_names},
+        loads=Loads(experiment.replica_names),
     )

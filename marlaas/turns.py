@@ -12,22 +12,22 @@ from marlaas.commands import AbortTurns, Generate
 from marlaas.core import Core
 from marlaas.events import TurnGenerated, TurnsAborted
 from marlaas.state import Batch, Flight, Replica, Slot, Task, Trajectory
+from marlaas.waiting import Waiting
 
 
 def serve(core: Core, replica: Replica) -> None:
     """Start every waiting turn whose adapter is resident; find slots for the other tasks, oldest first."""
     if replica.state != "up":
         return
-    tasks = core.state.tasks
-    lacking = []
-    for name in list(replica.waiting):
+    tasks, waiting = core.state.tasks, replica.waiting
+    for name in waiting.take_due():
         slot = replica.slots.get((name, tasks[name].version))
         if slot is None:
-            lacking.append(tasks[name])
+            waiting.note_slot(name, has_slot=False)
         elif slot.state == "resident":
-            _generate(core, replica, tasks[name], slot, replica.waiting.pop(name))
-    if lacking:
-        slots.find_slots(core, replica, lacking)
+            _generate(core, replica, tasks[name], slot, waiting.take(name))
+    if waiting.num_lacking:
+        slots.find_slots(core, replica)
 
 
 def _generate(core: Core, replica: Replica, task: Task, slot: Slot, waiting: list[Trajectory]) -> None:
@@ -180,8 +180,8 @@ def turn_is_late(core: Core, number: int) -> None:
 def replica_lost(core: Core, replica: Replica) -> None:
     """Everything on a replica is gone: its turns are tried again elsewhere, or there once it is back."""
     flights = {n: f for n, f in core.state.flights.items() if f.replica == replica.name}
-    waiting, replica.waiting = replica.waiting, {}
-    replica.slots.clear()
+    waiting, replica.waiting = replica.waiting, Waiting()
+    slots.lose(core, replica)
     for number in flights:
         del core.state.flights[number]
     for number, flight in flights.items():

@@ -44,6 +44,7 @@ def up(core: Core, event: WorkerUp) -> None:
     worker.move("up")
     _settle(core, worker)
     if isinstance(worker, Replica):
+        worker.waiting.mark_all()
         core.replicas_due[worker.name] = None
     core.are_lanes_due = True
 

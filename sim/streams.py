@@ -6,6 +6,7 @@ Owns keys and sampling; knows no task and no clock.
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,10 +17,29 @@ from marlaas.spec import Distribution, Empirical, Fixed, Gamma, Lognormal, Mixtu
 Floats = npt.NDArray[np.float64]
 
 
+def _key(seed: int, names: tuple[str | int, ...]) -> bytes:
+    return blake2b(msgspec.json.encode([seed, *names]), digest_size=16).digest()
+
+
 def stream(seed: int, *names: str | int) -> np.random.Generator:
     """The generator of this seed and these names: the same in every process, unrelated to any other."""
-    digest = blake2b(msgspec.json.encode([seed, *names]), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(_key(seed, names), "little")))
+
+
+class Streams:
+    """The streams of one seed, for those who need many short ones: making a generator costs ten times more."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._philox = np.random.Philox(key=0)
+        self._generator = np.random.Generator(self._philox)
+        self._start: Any = self._philox.state
+
+    def of(self, *names: str | int) -> np.random.Generator:
+        """What `stream` returns for these names, good until the next call."""
+        self._start["state"]["key"] = np.frombuffer(_key(self._seed, names), dtype="<u8")
+        self._philox.state = self._start
+        return self._generator
 
 
 def sample(distribution: Distribution, random: np.random.Generator, shape: tuple[int, ...]) -> Floats:

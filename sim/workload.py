@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from marlaas.spec import Distribution, Experiment, TaskSpec, Workload
 from sim.profile import Profile, environment_latency, workload_of
-from sim.streams import Floats, sample, stream
+from sim.streams import Floats, Streams, sample
 
 Integers = npt.NDArray[np.int64]
 
@@ -28,7 +28,7 @@ class BatchPlan:
 
     def __init__(
         self,
-        seed: int,
+        streams: Streams,
         task: TaskSpec,
         step: int,
         workload: Workload,
@@ -38,7 +38,7 @@ class BatchPlan:
         shape = (task.max_turns, task.num_trajectories)
 
         def draw(purpose: str, distribution: Distribution, size: tuple[int, ...]) -> Floats:
-            return sample(distribution, stream(seed, task.name, step, purpose), size)
+            return sample(distribution, streams.of(task.name, step, purpose), size)
 
         def tokens(purpose: str, of: Distribution, size: tuple[int, ...], low: int, high: int) -> Integers:
             return np.clip(np.rint(draw(purpose, of, size)), low, high).astype(np.int64)
@@ -62,7 +62,7 @@ class Plans:
 
     def __init__(self, experiment: Experiment, profile: Profile) -> None:
         self.tasks = {task.name: task for task in experiment.tasks}
-        self._seed = experiment.seed
+        self._streams = Streams(experiment.seed)
         self._workloads = {task.name: workload_of(task, profile) for task in experiment.tasks}
         self._latencies = {
             task.name: environment_latency(task, profile, experiment) for task in experiment.tasks
@@ -74,7 +74,7 @@ class Plans:
         plan = self._plans[task].get(step)
         if plan is None:
             workload, (latency_s, overhead_s) = self._workloads[task], self._latencies[task]
-            plan = BatchPlan(self._seed, self.tasks[task], step, workload, latency_s, overhead_s)
+            plan = BatchPlan(self._streams, self.tasks[task], step, workload, latency_s, overhead_s)
             self._plans[task][step] = plan
         return plan
 

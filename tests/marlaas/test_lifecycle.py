@@ -36,7 +36,7 @@ def test_a_move_is_in_the_table_or_changes_nothing(kind: str, start: str, finish
         entity = Slot(task="t0", version=0, state=start)
         move = entity.move
     elif kind == "worker":
-        entity = Replica(name="r", capacity=1, restarts_left=0, state=start)
+        entity = Replica(name="r", index=0, capacity=1, restarts_left=0, state=start)
         move = entity.move
     else:
         entity = Lane(name="l", restarts_left=0, job=start)

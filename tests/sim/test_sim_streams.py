@@ -19,7 +19,7 @@ from marlaas.spec import (
     Uniform,
     Workload,
 )
-from sim.streams import sample, stream
+from sim.streams import Streams, sample, stream
 from sim.workload import BatchPlan
 
 TASK = TaskSpec(
@@ -43,7 +43,7 @@ WORKLOAD = Workload(
 
 def plan(task: TaskSpec = TASK, step: int = 1, seed: int = 5, workload: Workload = WORKLOAD) -> BatchPlan:
     """A plan with exponential latencies."""
-    return BatchPlan(seed, task, step, workload, Gamma(mean=0.5))
+    return BatchPlan(Streams(seed), task, step, workload, Gamma(mean=0.5))
 
 
 def as_lists(of: BatchPlan) -> list[object]:
@@ -76,6 +76,18 @@ def test_a_lognormal_is_cut_at_its_cap() -> None:
     assert drawn.max() == 5.0
 
 
+def test_streams_of_a_seed_are_the_same_however_they_are_made() -> None:
+    """One after another from one generator, whatever was left of the one before, or each from its own."""
+    streams = Streams(7)
+    for names in (("a", 1), ("b", 2), ("a", 1)):
+        shared, own = streams.of(*names), stream(7, *names)
+        assert (
+            shared.integers(9, size=3, dtype=np.uint32).tolist()
+            == own.integers(9, size=3, dtype=np.uint32).tolist()
+        )
+        assert shared.random(5).tolist() == own.random(5).tolist()
+
+
 def test_a_plan_depends_on_its_names_and_numbers_alone() -> None:
     """The same again whatever was drawn before; another seed, task or step gives another."""
     first = as_lists(plan())
@@ -89,7 +101,7 @@ def test_a_plan_depends_on_its_names_and_numbers_alone() -> None:
 def test_one_purpose_does_not_disturb_another() -> None:
     """Other latencies leave the lengths as they were, and more turns leave the first ones."""
     longer = TaskSpec(**{name: getattr(TASK, name) for name in TASK.__struct_fields__} | {"max_turns": 5})
-    assert BatchPlan(5, TASK, 1, WORKLOAD, Fixed(value=1)).outputs == plan().outputs
+    assert BatchPlan(Streams(5), TASK, 1, WORKLOAD, Fixed(value=1)).outputs == plan().outputs
     assert plan(longer).outputs[:3] == plan().outputs
     assert plan(longer).environment_ns[:3] == plan().environment_ns
 
@@ -125,7 +137,7 @@ def test_samples_of_a_prompt_share_its_length() -> None:
 
 def test_a_measured_overhead_is_added_to_every_latency() -> None:
     """A tenth of a second more each, to the nanosecond."""
-    with_overhead = BatchPlan(5, TASK, 1, WORKLOAD, Gamma(mean=0.5), 0.1)
+    with_overhead = BatchPlan(Streams(5), TASK, 1, WORKLOAD, Gamma(mean=0.5), 0.1)
     assert np.allclose(
         np.array(with_overhead.environment_ns) - np.array(plan().environment_ns), 10**8, rtol=0, atol=1
     )
