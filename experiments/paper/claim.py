@@ -25,15 +25,18 @@ MODEST = 2.0
 """A step latency of at most twice that alone is taken for "modestly higher"."""
 HELD = 0.9
 """Throughput that nowhere falls below 0.9 of what fewer tasks had is taken for "held"."""
+MAJORITY = 0.5
+"""What is said of all models or workloads is taken to hold when it does for half of them or more."""
 SATURATED = 0.85
 """A lane that is busy for more than this share of the time is taken for a bottleneck."""
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """A number that arithmetic does not let pass, and its formula in words."""
+    """A number that arithmetic does not let pass, what it is of, and its formula in words."""
 
     value: float
     formula: str
+    unit: str = "×"
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,14 +105,23 @@ def side_by_side(results: Results, model: str, num_tasks: int, baseline: str = S
     """Aggregate, normalised and makespan of marlaas and a baseline, and their ratios."""
     ours, theirs = (results.at(model, num_tasks, system) for system in (MARLAAS, baseline))
     found: dict[str, Number] = {}
-    for metric in ("steps_per_hour", "steps_per_hour_normalised", "makespan_s"):
-        a, b = float(ours[metric]), float(theirs[metric])
-        found |= {f"{metric}.{MARLAAS}": a, f"{metric}.{baseline}": b, f"{metric}.ratio": a / b}
+    words = {
+        "steps_per_hour": "aggregate steps/hour",
+        "steps_per_hour_normalised": "normalised",
+        "makespan_s": "makespan (s)",
+    }
+    for metric, word in words.items():
+        a, b = ours[metric], theirs[metric]
+        found |= {f"{word}, {MARLAAS}": a, f"{word}, {baseline}": b, f"{word}, ratio": a / b}
     return found
 
 
-def headline_folders(results: Results, models: Sequence[str], systems: Sequence[str]) -> tuple[str, ...]:
-    """The run folders of these models and systems with the most tasks."""
+def headline_folders(
+    results: Results, models: Sequence[str], systems: Sequence[str], num_tasks: int | None = None
+) -> tuple[str, ...]:
+    """The run folders of these models and systems with the most tasks; none for another number of them."""
+    if num_tasks not in (None, results.largest):
+        return ()
     return tuple(str(results.headline_folder(model, system)) for model in models for system in systems)
 
 
@@ -140,8 +152,8 @@ def shortfall(results: Results, wanted: float) -> str:
         busy = results.at(model, top.num_tasks, MARLAAS)["train_busy"]
         parts.append(
             f"{model} ends at {top.gain:.2f}×: the bound is {bound.value:.2f}×, {forbids}; its lane is busy"
-            f" {percent(busy)} of the time and shared replicas make rollouts"
-            f" {results.latency_ratio(model, top.num_tasks):.1f} times as long as alone, waits included"
+            f" {percent(busy)} of the time and a step takes {results.latency_ratio(model, top.num_tasks):.1f}"
+            " times as long as alone, waits included"
         )
     return "; ".join(parts)
 

@@ -56,7 +56,7 @@ def throughput(results: Results) -> Claim:
         conditions=spell_cell(top),
         side_by_side=side_by_side(results, top.model, top.num_tasks),
         beside={f"gain, {cell.model}, {cell.num_tasks} tasks": cell.gain for cell in cells},
-        run_folders=headline_folders(results, [top.model], [SINGLE, MARLAAS]),
+        run_folders=headline_folders(results, [top.model], [SINGLE, MARLAAS], top.num_tasks),
     )
 
 
@@ -86,7 +86,7 @@ def utilisation(results: Results) -> Claim:
         conditions=spell_cell(top),
         side_by_side=side_by_side(results, top.model, top.num_tasks),
         beside={"effective.single": alone, "effective.marlaas": ours, "busy, largest ratio": busy.gain},
-        run_folders=headline_folders(results, [top.model], [SINGLE, MARLAAS]),
+        run_folders=headline_folders(results, [top.model], [SINGLE, MARLAAS], top.num_tasks),
     )
 
 
@@ -143,7 +143,7 @@ def idle(results: Results) -> Claim:
             "idle.sync": sync,
             **{f"under way, less than sync, {name}": value for name, value in service.items()},
         },
-        run_folders=headline_folders(results, [cell.model], [SINGLE, SYNC, MARLAAS]),
+        run_folders=headline_folders(results, [cell.model], [SINGLE, SYNC, MARLAAS], cell.num_tasks),
     )
 
 
@@ -174,10 +174,10 @@ def end_to_end(results: Results) -> Claim:
             " first claim, so the two are different operating points; it is first reached with"
             f" {spell_reached(smallest_reaching(cells, wanted))}." + (f" {short}." if short else "")
         ),
-        bound=Bound(bounds.saving(bound.value), f"1 − 1/gain, gain ≤ {bound.formula}"),
+        bound=Bound(bounds.saving(bound.value), f"1 − 1/gain, gain ≤ {bound.formula}", "share"),
         conditions=spell_cell(top),
         side_by_side=side_by_side(results, top.model, top.num_tasks),
-        run_folders=headline_folders(results, [top.model], [SINGLE, MARLAAS]),
+        run_folders=headline_folders(results, [top.model], [SINGLE, MARLAAS], top.num_tasks),
     )
 
 
@@ -187,7 +187,8 @@ def scaling(results: Results) -> Claim:
     words: list[str] = []
     beside: dict[str, Number] = {}
     first, last = results.num_tasks[0], results.largest
-    middle = results.num_tasks[len(results.num_tasks) // 2]
+    middle_at = len(results.num_tasks) // 2
+    middle = results.num_tasks[middle_at]
     for model in results.models:
         curves = {
             system: [results.gain(model, num, system, SINGLE) for num in results.num_tasks]
@@ -197,15 +198,22 @@ def scaling(results: Results) -> Claim:
         held[model] = all(b >= HELD * max(ours[: i + 1]) for i, b in enumerate(ours))
         for system, curve in curves.items():
             beside[f"{model}: gain of {system} over single at {last}"] = curve[-1]
-            beside[f"{model}: growth of {system}, {middle} to {last}"] = (
-                curve[-1] / curve[results.num_tasks.index(middle)]
-            )
-        idle_first, idle_last = (results.at(model, num, SYNC)["idle"] for num in (first, last))
-        words.append(
-            f"{model}: marlaas goes from {ours[0]:.2f}× to {ours[-1]:.2f}× single, sync from"
-            f" {curves[SYNC][0]:.2f}× to {curves[SYNC][-1]:.2f}× and idles {percent(idle_first)} of the"
-            f" time with {first} and {percent(idle_last)} with {last}"
+            beside[f"{model}: growth of {system}, {middle} to {last}"] = curve[-1] / curve[middle_at]
+        idle = [results.at(model, last, system)["idle"] for system in (MARLAAS, SYNC, SINGLE)]
+        falls = results.at(model, last, MARLAAS)["steps_per_hour"] / max(
+            results.at(model, num, MARLAAS)["steps_per_hour"] for num in results.num_tasks[1:]
         )
+        words.append(
+            f"{model}: marlaas reaches {ours[-1]:.2f}× single with {last} tasks and has {percent(falls)}"
+            f" of its best pace, sync {curves[SYNC][-1]:.2f}×; from {middle} to {last} tasks they grow"
+            f" {ours[-1] / ours[middle_at]:.2f} and {curves[SYNC][-1] / curves[SYNC][middle_at]:.2f} times."
+            f" Devices idle {percent(idle[0])} under marlaas, {percent(idle[1])} under sync,"
+            f" {percent(idle[2])} under single"
+        )
+    sync_idle = [
+        sum(results.at(model, num, SYNC)["idle"] for model in results.models) / len(results.models)
+        for num in (results.num_tasks[1], last)
+    ]
     num_held = sum(held.values())
     is_ahead = all(results.gain(model, last, MARLAAS, SYNC) >= 1 for model in results.models)
     top = best(gains(results))
@@ -214,13 +222,14 @@ def scaling(results: Results) -> Claim:
         claim="throughput and utilisation held from 1 to 32 tasks while baselines flatten",
         reported="held",
         simulated=float(num_held),
-        unit=f"of {len(results.models)} models hold it",
+        unit=f"of {len(results.models)} models",
         verdict=verdict_of(num_held == len(results.models) and is_ahead),
         why=(
             "; ".join(words)
-            + ". Single stays at one task's pace, whatever their number; sync grows while a round is"
-            " longer than the training in it and flattens when the lane's time for everyone is added to"
-            " every round."
+            + ". Single stays at one task's pace, whatever their number; sync flattens where the lane's time"
+            " for everyone is added to every round, and only one of its two pools works at a time. On average"
+            f" over models it idles {percent(sync_idle[0])} with {results.num_tasks[1]} tasks and"
+            f" {percent(sync_idle[1])} with {last}."
         ),
         bound=mixed_bound(results, top.model, top.num_tasks),
         conditions=f"{first} to {last} tasks, all models; held: never below {HELD} of what fewer tasks had",

@@ -33,7 +33,7 @@ def no_asynchrony(results: Results) -> Claim:
         reported=f"−{percent(NO_ASYNCHRONY)}",
         simulated=losses[model],
         unit="share lost, aggregate steps/hour",
-        verdict=verdict_of(losses[model] >= NO_ASYNCHRONY),
+        verdict=verdict_of(_spans(losses, NO_ASYNCHRONY)),
         why=(
             f"As the aggregate of a service under way {by_model(losses)} are lost: without a barrier fast"
             " tasks lap slow ones. With equal steps for every task it is"
@@ -44,19 +44,26 @@ def no_asynchrony(results: Results) -> Claim:
             " over unequal tasks."
         ),
         bound=Bound(
-            bounds.saving(bounds.SYNC_BOUND), "of the makespan with equal work, without contention: gain < 2×"
+            bounds.saving(bounds.SYNC_BOUND),
+            "1 − 1/gain, gain < 2× of the makespan with equal work and without contention",
+            "share of makespan",
         ),
         conditions=f"{model}, {results.largest} tasks that go on for ever; sync against marlaas",
         side_by_side={
-            "aggregate steps/hour, under way.ratio": float(theirs["aggregate"] / ours["aggregate"]),
-            "normalised, under way.ratio": float(theirs["normalised"] / ours["normalised"]),
-            "makespan, equal steps.ratio": makespan[model],
+            "aggregate steps/hour, under way, ratio": float(theirs["aggregate"] / ours["aggregate"]),
+            "normalised, under way, ratio": float(theirs["normalised"] / ours["normalised"]),
+            "makespan, equal steps, ratio": makespan[model],
         },
         beside={f"aggregate lost, {name}": value for name, value in losses.items()},
         run_folders=tuple(
             str(results.run_folder("sustained", model=model, system=system)) for system in (SYNC, MARLAAS)
         ),
     )
+
+
+def _spans(losses: dict[str, float], reported: float) -> bool:
+    """An ablation is reached where what is reported lies within what the models lose."""
+    return min(losses.values()) <= reported <= max(losses.values())
 
 
 def no_multi_lora(results: Results) -> Claim:
@@ -86,24 +93,25 @@ def no_multi_lora(results: Results) -> Claim:
         reported=f"−{percent(NO_MULTI_LORA)}",
         simulated=losses[model],
         unit="share lost against sync, aggregate steps/hour",
-        verdict=verdict_of(losses[model] >= NO_MULTI_LORA),
+        verdict=verdict_of(_spans(losses, NO_MULTI_LORA)),
         why=(
-            f"In a service under way {by_model(losses)} of what sync still has are lost, in"
-            f" points of marlaas {by_model(points)}; with asynchrony kept, {by_model(alone_lost)}. That is"
-            " more than reported: one task's 256 trajectories leave most seats of the replicas empty, and"
-            " an iteration takes its floor of time however few decode, so sharing replicas is here worth"
-            f" more than overlapping with training. Nearest to {percent(NO_MULTI_LORA)} comes {cell.model}"
-            f" with {cell.num_tasks} tasks, {percent(loss)}."
+            f"In a service under way {by_model(losses)} of what sync still has are lost, in points of marlaas"
+            f" {by_model(points)}; with asynchrony kept, {by_model(alone_lost)}. With equal steps the loss"
+            f" grows with the tasks, and nearest to {percent(NO_MULTI_LORA)} comes {cell.model} with"
+            f" {cell.num_tasks} tasks, {percent(loss)}. One task's 256 trajectories leave most seats of"
+            " the replicas empty, and an iteration takes its floor of time however few decode, so sharing"
+            " replicas is here worth more than overlapping with training. Here a replica without multi-LoRA"
+            " serves one task until its batch is complete; replicas dealt out to tasks would lose less."
         ),
         bound=None,
         conditions=f"{model}, {results.largest} tasks that go on for ever; sync-single-lora against sync",
         side_by_side={
-            "aggregate steps/hour, under way.ratio": 1 - losses[model],
-            "normalised, under way.ratio": float(
+            "aggregate steps/hour, under way, ratio": 1 - losses[model],
+            "normalised, under way, ratio": float(
                 results.service[model, SYNC_SINGLE_LORA]["normalised"]
                 / results.service[model, SYNC]["normalised"]
             ),
-            "makespan, equal steps.ratio": 1 / results.gain(model, results.largest, SYNC_SINGLE_LORA, SYNC),
+            "makespan, equal steps, ratio": 1 / results.gain(model, results.largest, SYNC_SINGLE_LORA, SYNC),
         },
         beside={
             **{f"lost against sync, {name}": value for name, value in losses.items()},

@@ -198,10 +198,8 @@ def tornado(results: Results) -> Figure:
     figure = Figure(figsize=(style.WIDTH_IN, 1.2 + 0.34 * len(names)), layout="constrained")
     axis = figure.subplots()
     for place, name in enumerate(names):
-        for (_, row), colour in zip(
-            ends[ends["assumption"] == name].iterrows(), (style.SKY, style.BLUE), strict=False
-        ):
-            gain = row["gain"]
+        bars = list(zip(ends[ends["assumption"] == name]["gain"], (style.SKY, style.BLUE), strict=False))
+        for gain, colour in sorted(bars, key=lambda bar: -abs(bar[0] - documented)):  # the shorter one on top
             axis.barh(place, gain - documented, left=documented, height=0.66, color=colour)
     low, high = float(rows["gain"].min()), float(rows["gain"].max())
     room = 0.16 * max(high - low, 0.1)
@@ -240,6 +238,7 @@ def _write_ends(axis: Axes, place: int, documented: float, ends: pd.DataFrame) -
             ha="right" if side == "left" else "left",
             va="center",
             fontsize=8,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
         )
 
 

@@ -99,8 +99,8 @@ PICTURES = (
     Picture(
         "tornado.png",
         "Sensitivity of the headline",
-        "Each assumption at the low and the high end of its interval, all others as documented. Ends that"
-        " hardly move the gain share a place.",
+        "Each assumption at the low and the high end of its interval, all others as documented, two steps a"
+        " task. Ends on the same side share a place.",
         figures.tornado,
     ),
     Picture(
@@ -136,7 +136,7 @@ def write_page(results: Results, claims: Sequence[Claim], folder: Path) -> Path:
         steady=steadiness(results),
         profiles=[(model, _html(parameter_table(results, model))) for model in results.models],
         sets=parameter_sets(results),
-        value=claim_value,
+        spell=spell,
         version=__version__,
     )
     (folder / PAGE).write_text(page, encoding="utf-8")
@@ -154,11 +154,15 @@ def headline(results: Results, claims: Sequence[Claim]) -> str:
     )
 
 
-def claim_value(claim: Claim, value: float) -> str:
-    """A number of a claim, spelt as its unit wants it."""
-    if claim.unit.startswith("share"):
-        return percent(value)
-    return f"{value:.2f}×" if claim.unit.startswith("×") else figure(float(value))
+def spell(unit: str, value: float) -> str:
+    """A number of a claim or a bound, as its unit wants it."""
+    if unit.startswith("share"):
+        return percent(value) + unit.removeprefix("share") if unit == "share of makespan" else percent(value)
+    if unit.startswith("of "):
+        return f"{value:.0f} {unit}"
+    if unit.startswith("×"):
+        return f"{value:.2f}×"
+    return f"{figure(float(value))}{' ' + unit if unit == 'steps/hour' else ''}"
 
 
 # --- tables ----------------------------------------------------------------------------------------
@@ -329,10 +333,10 @@ def _picture(picture: Picture, results: Results, folder: Path) -> dict[str, str]
 
 
 def _html(table: pd.DataFrame) -> str:
-    def spell(value: Any) -> str:
+    def cell(value: Any) -> str:
         if isinstance(value, str):
             return str(escape(value))
         return figure(None if pd.isna(value) else value if isinstance(value, int) else float(value))
 
-    shown = table.map(spell).astype(str)
+    shown = table.map(cell).astype(str)
     return shown.to_html(index=False, escape=False, border=0)
