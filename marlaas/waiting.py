@@ -1,6 +1,6 @@
 """The trajectories that need a turn on a replica, by task, and the tasks for which something has changed.
 
-A replica may keep thousands of tasks waiting for a slot, and whoever looks must not look at all of them: `due`
+A replica may keep thousands of tasks waiting for a slot, and whoever looks must not look at all: `due`
 are those with new trajectories or whose slot has changed, `lacking` those found to have no slot. Owns that
 order; decides nothing.
 """

@@ -27,7 +27,7 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
 
 
 class Streams:
-    """The streams of one seed, for those who need many short ones: making a generator costs ten times more."""
+    """The streams of one seed, for those who need many: a generator for each would cost far more."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

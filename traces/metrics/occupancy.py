@@ -79,21 +79,24 @@ class Level:
 
     def __init__(self) -> None:
         self._changes: dict[int, int] = {}
+        self._steps: list[tuple[int, int]] | None = None
 
     def add(self, start: int, end: int, amount: int = 1) -> None:
         """Raise the level by `amount` from `start` to `end` (ns)."""
         changes = self._changes
+        self._steps = None
         changes[start] = changes.get(start, 0) + amount
         changes[end] = changes.get(end, 0) - amount
 
     def steps(self) -> list[tuple[int, int]]:
         """(time in ns, level from then on), one pair per change, in order."""
-        level, found = 0, []
-        for at, change in sorted(self._changes.items()):
-            if change:
-                level += change
-                found.append((at, level))
-        return found
+        if self._steps is None:
+            level, self._steps = 0, []
+            for at, change in sorted(self._changes.items()):
+                if change:
+                    level += change
+                    self._steps.append((at, level))
+        return self._steps
 
     def peak(self) -> int:
         """The highest level."""

@@ -7,10 +7,20 @@ Computes no metric: their formulas are in `definitions.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any, get_args
 
-from marlaas.commands import CloseTask, CreateAdapter, DropTrajectories, Generate, LoadAdapter, Publish, Train
+from marlaas.commands import (
+    AnyCommand,
+    CloseTask,
+    CreateAdapter,
+    DropTrajectories,
+    Generate,
+    LoadAdapter,
+    Publish,
+    Train,
+)
 from marlaas.events import TaskSubmitted
 from marlaas.spec import Experiment
 from traces.metrics.occupancy import Cover, Flow, Level
@@ -20,6 +30,8 @@ from traces.reader import Trace, TraceReader
 from traces.schema import Header, Record
 
 Source = str | Path | Trace
+
+_OF_A_TASK = frozenset(kind for kind in get_args(AnyCommand) if "task" in kind.__struct_fields__)
 
 
 def open_source(source: Source) -> tuple[Header, Iterable[Record]]:
@@ -55,6 +67,13 @@ class Run:
         self._specs = {spec.name: spec for spec in self.experiment.tasks}
         self._last = 0
         self._also = also
+        self._takes: Mapping[type, Callable[[Span, Any], None]] = {
+            Generate: self._add_turn,
+            LoadAdapter: self._add_load,
+            CreateAdapter: self._add_job,
+            Train: self._add_job,
+            Publish: self._add_job,
+        }
         Joiner(self._add, self._mark).feed(self._watched(records))
         self._finish()
 
@@ -65,30 +84,33 @@ class Run:
 
     def _add(self, span: Span) -> None:
         command = span.command
-        if isinstance(command, Generate):
-            self._add_turn(span, command)
-        elif isinstance(command, LoadAdapter):
-            if span.ending == "ok":
-                self.load_times_ns.append(span.end - span.start)
-        elif isinstance(command, CreateAdapter | Train | Publish):
-            self.lane_covers[command.lane].add(span.start, span.end)
-            if isinstance(command, Train) and span.ending == "ok":
-                self.updates.append((span.answer.stats.num_tokens, span.end - span.start))
-        task = getattr(command, "task", None)
-        if task is not None:
-            self.tasks[task].add(span)
+        kind = command.__class__
+        take = self._takes.get(kind)
+        if take is not None:
+            take(span, command)
+        if kind in _OF_A_TASK:
+            self.tasks[command.task].add(span)
         if self._also is not None:
             self._also(span)
 
     def _add_turn(self, span: Span, command: Generate) -> None:
-        start, end = span.start, span.end
-        self.rollout_covers[command.replica].add(start, end)
+        start, end, replica = span.start, span.end, command.replica
+        self.rollout_covers[replica].add(start, end)
         self.turns.add(start, end)
         if span.ending == "ok":
             turn = span.answer
             self.num_tokens += turn.output_tokens
-            self.flows[command.replica].add(start, end, turn.output_tokens)
-            self.kv[command.replica].add(start, end, turn.prompt_tokens + turn.output_tokens)
+            self.flows[replica].add(start, end, turn.output_tokens)
+            self.kv[replica].add(start, end, turn.prompt_tokens + turn.output_tokens)
+
+    def _add_load(self, span: Span, _: LoadAdapter) -> None:
+        if span.ending == "ok":
+            self.load_times_ns.append(span.end - span.start)
+
+    def _add_job(self, span: Span, command: CreateAdapter | Train | Publish) -> None:
+        self.lane_covers[command.lane].add(span.start, span.end)
+        if isinstance(command, Train) and span.ending == "ok":
+            self.updates.append((span.answer.stats.num_tokens, span.end - span.start))
 
     def _mark(self, at: int, fact: Mark) -> None:
         if isinstance(fact, TaskSubmitted):

@@ -21,7 +21,8 @@ Knows no other task and no device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -102,16 +103,12 @@ class TaskLedger:
     def add(self, span: Span) -> None:
         """Take in a span of this task's work, in the order in which spans end."""
         command = span.command
-        if isinstance(command, Generate):
-            self._add_turn(span, command)
-        elif isinstance(command, StepEnvironment):
-            self._add_environment_step(span, command)
-        elif isinstance(command, LoadAdapter):
-            self._loads.setdefault((command.replica, command.version), []).append((span.start, span.end))
-        elif isinstance(command, Train):
-            self._add_training(span)
-        elif isinstance(command, Publish):
-            self._add_publishing(span)
+        take = _TAKES.get(command.__class__)
+        if take is not None:
+            take(self, span, command)
+
+    def _add_load(self, span: Span, command: LoadAdapter) -> None:
+        self._loads.setdefault((command.replica, command.version), []).append((span.start, span.end))
 
     def _add_turn(self, span: Span, command: Generate) -> None:
         if span.ending == "ok":
@@ -167,15 +164,15 @@ class TaskLedger:
         self._overlap = command.id, since, overlap
         return overlap
 
-    def _add_training(self, span: Span) -> None:
-        if span.command.step == len(self.rows):
+    def _add_training(self, span: Span, command: Train) -> None:
+        if command.step == len(self.rows):
             self._complete_batch(span.start)
             self._work(span, _TRAIN)
             if span.ending == "ok":
                 self._trained = span
 
-    def _add_publishing(self, span: Span) -> None:
-        if span.command.version != len(self.rows) + 1:
+    def _add_publishing(self, span: Span, command: Publish) -> None:
+        if command.version != len(self.rows) + 1:
             return
         self._work(span, _PUBLISH)
         if span.ending == "ok" and self._trained is not None:
@@ -246,6 +243,15 @@ class TaskLedger:
         assert sum(row.causes_ns) == row.latency_ns
         self.rows.append(row)
         self._begin_step(at)
+
+
+_TAKES: Mapping[type, Callable[[TaskLedger, Span, Any], None]] = {
+    Generate: TaskLedger._add_turn,
+    StepEnvironment: TaskLedger._add_environment_step,
+    LoadAdapter: TaskLedger._add_load,
+    Train: TaskLedger._add_training,
+    Publish: TaskLedger._add_publishing,
+}
 
 
 def shares(totals: Sequence[int], num: int) -> tuple[int, ...]:
