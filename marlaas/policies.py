@@ -17,6 +17,8 @@ Place = Callable[[State, int, int], list[str]]
 Evict = Callable[[State, Replica], Slot | None]
 
 
+_MORE_THAN_ANY_LOAD = 1 << 60  # groups of such a size go to a replica each, as far as these go round
+
 # --- admission: which queued tasks become active ---------------------------------------------------
 
 
@@ -80,6 +82,17 @@ def spread(state: State, num_groups: int, group_size: int) -> list[str]:
     if placed:
         return placed
     return state.loads.place(num_groups, group_size, lambda name: replicas[name].state == "starting")
+
+
+def deal(state: State, num_groups: int, group_size: int) -> list[str]:
+    """Groups to as many whole replicas as are one task's fair share, those with the least to do.
+
+    Without multi-LoRA a replica serves one task at a time, so a batch that is spread over all of them
+    waits at each. Returns one replica name per group, or nothing when every replica is dead.
+    """
+    share = max(1, len(state.replicas) // max(1, state.num_in_flight()))
+    dealt = spread(state, min(share, num_groups), _MORE_THAN_ANY_LOAD)
+    return state.loads.place(num_groups, group_size, set(dealt).__contains__)
 
 
 # --- eviction: whose slot is given to a task that waits for one ------------------------------------

@@ -272,13 +272,16 @@ Operation = Pause | Resume | Cancel | Kill
 
 
 class SystemSpec(Spec, frozen=True, kw_only=True):
-    """A system as a composition of policies; the named ones are in `systems.py`."""
+    """A system as a composition of policies; the named ones are in `systems.py`.
+
+    Placement `spread` gives a batch's groups to all replicas, `deal` to whole replicas, a task's fair share.
+    """
 
     tasks_in_flight: Literal["one", "all"] = "all"
     barrier: Literal["none", "round"] = "none"
     batching: Literal["multi-lora", "single-lora"] = "multi-lora"
     training_order: Literal["fifo", "registration"] = "fifo"
-    placement: Literal["spread"] = "spread"
+    placement: Literal["spread", "deal"] = "spread"
 
 
 class EvaluationSpec(Spec, frozen=True, kw_only=True):

@@ -15,8 +15,10 @@ from marlaas.spec import Experiment, SystemSpec
 SYSTEMS: Mapping[str, SystemSpec] = {
     "single": SystemSpec(tasks_in_flight="one"),
     "sync": SystemSpec(barrier="round", training_order="registration"),
-    "sync-single-lora": SystemSpec(barrier="round", training_order="registration", batching="single-lora"),
-    "async-single-lora": SystemSpec(batching="single-lora"),
+    "sync-single-lora": SystemSpec(
+        barrier="round", training_order="registration", batching="single-lora", placement="deal"
+    ),
+    "async-single-lora": SystemSpec(batching="single-lora", placement="deal"),
     "marlaas": SystemSpec(),
 }
 
@@ -43,7 +45,7 @@ def compose(experiment: Experiment) -> System:
         admit=policies.admit_one if spec.tasks_in_flight == "one" else policies.admit_all,
         start=policies.start_together if in_rounds else policies.start_at_once,
         train=policies.train_after_round(train) if in_rounds else train,
-        place=policies.spread,
+        place=policies.spread if spec.placement == "spread" else policies.deal,
         evict=policies.evict_idle if is_multi else policies.evict_finished,
         capacity=experiment.cluster.replicas.slots if is_multi else 1,
     )

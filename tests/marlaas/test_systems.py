@@ -61,6 +61,31 @@ def test_marlaas_mixes_adapters_on_a_replica() -> None:
     assert {c.task for c, _ in world.find(Generate)} == {"t0", "t1", "t2"}
 
 
+def test_dealt_batches_have_whole_replicas_to_themselves() -> None:
+    """Each of three tasks gets two of six replicas; a lone task gets them all."""
+    for tasks, share in ((3, 2), (1, 6)):
+        world = World(experiment(tasks=tasks, prompts=6, replicas=6, system=SystemSpec(placement="deal")))
+        world.open_service()
+        for _ in range(tasks):
+            world.answer_all(CreateAdapter)
+        homes = [(c.replica, c.task) for c, _ in world.find(LoadAdapter) if isinstance(c, LoadAdapter)]
+        assert len({replica for replica, _ in homes}) == len(homes) == 6
+        assert all(len([t for _, t in homes if t == f"t{i}"]) == share for i in range(tasks))
+
+
+def test_more_dealt_tasks_than_replicas_take_the_least_loaded_one_each() -> None:
+    """Five tasks over two replicas: one replica each, never more than one task apart."""
+    spec = experiment(tasks=5, prompts=4, replicas=2, system="sync-single-lora")
+    world = World(spec)
+    world.start()
+    world.run_randomly(3)
+    first = [c for c in world.log if isinstance(c, Generate) and c.step == 0]
+    homes = {task: {c.replica for c in first if c.task == task} for task in (f"t{i}" for i in range(5))}
+    assert all(len(replicas) == 1 for replicas in homes.values())
+    counts = [sum(replicas == {name} for replicas in homes.values()) for name in ("replica-0", "replica-1")]
+    assert sorted(counts) == [2, 3]
+
+
 def test_a_system_spelt_out_behaves_like_its_name() -> None:
     """The composition in YAML and the named system give the same orders."""
     assert _run(SystemSpec(barrier="round", training_order="registration")).log == _run("sync").log
