@@ -98,10 +98,9 @@ def no_multi_lora(results: Results) -> Claim:
             f"In a service under way {by_model(losses)} of what sync still has are lost, in points of marlaas"
             f" {by_model(points)}; with asynchrony kept, {by_model(alone_lost)}. With equal steps the loss"
             f" grows with the tasks, and nearest to {percent(NO_MULTI_LORA)} comes {cell.model} with"
-            f" {cell.num_tasks} tasks, {percent(loss)}. One task's 256 trajectories leave most seats of"
-            " the replicas empty, and an iteration takes its floor of time however few decode, so sharing"
-            " replicas is here worth more than overlapping with training. Here a replica without multi-LoRA"
-            " serves one task until its batch is complete; replicas dealt out to tasks would lose less."
+            f" {cell.num_tasks} tasks, {percent(loss)}. Without multi-LoRA a task is dealt its share of whole"
+            " replicas, the others' seats on them stay empty, and where tasks outnumber replicas they queue."
+            " Spread over all replicas instead (placement: spread) a batch would wait its turn at each of them."
         ),
         bound=None,
         conditions=f"{model}, {results.largest} tasks that go on for ever; sync-single-lora against sync",
