@@ -100,7 +100,7 @@ def no_multi_lora(results: Results) -> Claim:
             f" grows with the tasks, and nearest to {percent(NO_MULTI_LORA)} comes {cell.model} with"
             f" {cell.num_tasks} tasks, {percent(loss)}. Without multi-LoRA a task is dealt its share of whole"
             " replicas, the others' seats on them stay empty, and where tasks outnumber replicas they queue."
-            " Spread over all replicas instead (placement: spread) a batch would wait its turn at each of them."
+            " Spread over all replicas (placement: spread) a batch would wait its turn at each of them."
         ),
         bound=None,
         conditions=f"{model}, {results.largest} tasks that go on for ever; sync-single-lora against sync",
