@@ -172,14 +172,16 @@ class SimBackend:
         trained = [lengths[i] for i in command.trajectories]
         stats = TrainingStats(num_tokens=sum(trained))
         micro_batch_tokens = self._plans.tasks[command.task].training.micro_batch_tokens
-        duration_ns = to_ns(training_seconds(self._profile.lane, trained, micro_batch_tokens))
+        seconds = training_seconds(self._profile.lane, trained, micro_batch_tokens)
+        duration_ns = to_ns(seconds * self._plans.factor("training", command.task, command.step))
         self._run_job(command.lane, duration_ns, partial(TrainingFinished, command=command.id, stats=stats))
 
     def _publish(self, command: Publish) -> None:
         self._plans.forget(command.task, command.version - 1)
+        factor = self._plans.factor("publish", command.task, command.version - 1)
         version = (command.task, command.version)
         answer = partial(AdapterPublished, command=command.id, fingerprint=fingerprint(version))
-        self._run_job(command.lane, _ns(self._profile.lane.publish_s), answer)
+        self._run_job(command.lane, to_ns(self._profile.lane.publish_s.value * factor), answer)
 
     # --- environments, timers, tasks ----------------------------------------------------------------
 

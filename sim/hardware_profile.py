@@ -19,7 +19,16 @@ from marlaas.errors import InputError
 from marlaas.spec import Count, Experiment, Name, Spec
 from sim.hardware import Device, Model, load_device, load_model
 from sim.memory import kv_pool
-from sim.profile import FREE, EngineProfile, LaneProfile, Profile, ProfiledWorkload, Quantity, ReplicaProfile
+from sim.profile import (
+    FREE,
+    EngineProfile,
+    LaneProfile,
+    Profile,
+    ProfiledWorkload,
+    Quantity,
+    ReplicaProfile,
+    Variation,
+)
 from sim.replica_setup import ReplicaSetup, Rollout
 from sim.roofline import replica_costs
 from sim.strict_yaml import nearest
@@ -61,6 +70,7 @@ class HardwareProfile(Spec, frozen=True, kw_only=True):
     description: str = ""
     engine: EngineProfile | None = None
     hardware: Hardware
+    variation: Variation = Variation()
     environment_overhead_s: Quantity = FREE
     workloads: dict[str, ProfiledWorkload] = msgspec.field(default_factory=dict)
 
@@ -107,6 +117,7 @@ def resolve(form: HardwareProfile, site: Site | None = None, beside: Path | None
         engine=form.engine or _vllm(hardware.rollout),
         replica=_overridden(replica, hardware.overrides.replica, "replica"),
         lane=_overridden(lane_costs(lane_setup), hardware.overrides.lane, "lane"),
+        variation=form.variation,
         environment_overhead_s=form.environment_overhead_s,
         workloads=form.workloads,
     )

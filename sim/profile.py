@@ -12,8 +12,9 @@ from typing import Literal
 import msgspec
 
 from marlaas.errors import InputError
-from marlaas.spec import Count, Distribution, Experiment, Name, NonNegative, Spec, TaskSpec, Workload
+from marlaas.spec import Count, Distribution, Experiment, Fixed, Name, NonNegative, Spec, TaskSpec, Workload
 from sim.costs import IterationCosts, to_fs
+from sim.distribution_checks import require_sound
 from sim.rules import CacheRule, EngineRules, KvRule, PrefillRule
 
 Source = Literal["datasheet", "published", "calibrated", "assumed"]
@@ -95,12 +96,29 @@ class LaneProfile(Spec, frozen=True, kw_only=True):
     start_s: Quantity = FREE
 
 
+class Variation(Spec, frozen=True, kw_only=True):
+    """Factors by which a lane's durations differ from what they cost, such as a rare slow file system.
+
+    Each is drawn once per step of a task, so every system and every retry meets the same. A mean of 1 keeps
+    the costs as they are on average.
+    """
+
+    training: Distribution = Fixed(value=1.0)
+    publish: Distribution = Fixed(value=1.0)
+
+    def __post_init__(self) -> None:
+        require_sound(self)
+
+
 class ProfiledWorkload(Spec, frozen=True, kw_only=True):
     """A workload and where it comes from."""
 
     workload: Workload
     source: Source
     note: str = ""
+
+    def __post_init__(self) -> None:
+        require_sound(self)
 
 
 class Profile(Spec, frozen=True, kw_only=True):
@@ -109,7 +127,7 @@ class Profile(Spec, frozen=True, kw_only=True):
     `workloads` are named after a task or an environment. `environment_overhead_s` is added to an
     environment's own latency; a workload's `environment_s` was measured whole and contains it. A busy worker
     takes `slowdown_per_busy_worker` of its time longer for each other busy one: 0 for devices of their own,
-    more where workers share the cores of one machine.
+    more where workers share the cores of one machine. `variation` makes training and publishing irregular.
     """
 
     name: Name
@@ -117,6 +135,7 @@ class Profile(Spec, frozen=True, kw_only=True):
     engine: EngineProfile = EngineProfile()
     replica: ReplicaProfile
     lane: LaneProfile
+    variation: Variation = Variation()
     environment_overhead_s: Quantity = FREE
     slowdown_per_busy_worker: Quantity = FREE
     workloads: dict[str, ProfiledWorkload] = msgspec.field(default_factory=dict)
@@ -188,6 +207,3 @@ def environment_latency(
     if measured is not None:
         return measured, 0.0
     return experiment.environments[task.environment].latency_s, profile.environment_overhead_s.value
-
-
-# --- files -----------------------------------------------------------------------------------------------

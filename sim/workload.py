@@ -7,10 +7,12 @@ latencies. Owns plans; knows no engine and no clock.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 
-from marlaas.spec import Distribution, Experiment, TaskSpec, Workload
+from marlaas.spec import Distribution, Experiment, Fixed, TaskSpec, Workload
 from sim.profile import Profile, environment_latency, workload_of
 from sim.streams import Floats, Streams, sample
 
@@ -67,6 +69,7 @@ class Plans:
         self._latencies = {
             task.name: environment_latency(task, profile, experiment) for task in experiment.tasks
         }
+        self._variation = profile.variation
         self._plans: dict[str, dict[int, BatchPlan]] = {task.name: {} for task in experiment.tasks}
 
     def of(self, task: str, step: int) -> BatchPlan:
@@ -77,6 +80,13 @@ class Plans:
             plan = BatchPlan(self._streams, self.tasks[task], step, workload, latency_s, overhead_s)
             self._plans[task][step] = plan
         return plan
+
+    def factor(self, of: Literal["training", "publish"], task: str, step: int) -> float:
+        """How much longer than its cost this takes in a step of a task; the same whenever it is asked."""
+        distribution: Distribution = getattr(self._variation, of)
+        if isinstance(distribution, Fixed):
+            return distribution.value
+        return float(sample(distribution, self._streams.of(task, step, of), (1,))[0])
 
     def forget(self, task: str, step: int | None = None) -> None:
         """Free the plan of a step, or all of a task's; one asked for again is drawn again, the same."""

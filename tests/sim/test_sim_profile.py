@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from marlaas.errors import InputError
-from marlaas.spec import Empirical, Experiment, Fixed, SumsEnvironment, TaskSpec, Workload
+from marlaas.spec import Empirical, Experiment, Fixed, SumsEnvironment, TaskSpec, Uniform, Workload
 from sim.profile import (
     LaneProfile,
     Profile,
@@ -119,3 +119,44 @@ def test_costs_are_whole_femtoseconds() -> None:
     """12 ms is 12e12 fs."""
     costs = iteration_costs(PROFILE.replica)
     assert (costs.iteration_fs, costs.per_kv_token_fs, costs.knee_sequences) == (12 * 10**12, 10**8, 150)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "message"),
+    [
+        (
+            "{kind: uniform, low: 2, high: 1}",
+            r"p\.yaml: variation: training\.low: 2 is above high; wanted at most 1",
+        ),
+        (
+            "{kind: mixture, weights: [1, 2], parts: [{kind: fixed, value: 1}]}",
+            r"variation: training\.weights: 2 weights for 1 parts",
+        ),
+        ("{kind: mixture, weights: [], parts: []}", r"training\.parts: a mixture of nothing"),
+        (
+            "{kind: mixture, weights: [1], parts: [{kind: uniform, low: 2, high: 1}]}",
+            r"training\.parts\[0\]\.low: 2 is above high",
+        ),
+        ("{kind: lognormal, median: 1}", r"variation\.training: Object missing required field `sigma`"),
+        ("{kind: fixed, value: -1}", r"variation\.training\.value: Expected `float` >= 0"),
+        ("3", r"variation\.training: Expected `object`, got `int`"),
+    ],
+)
+def test_a_variation_that_cannot_be_drawn_is_refused_by_its_place(
+    tmp_path: Path, distribution: str, message: str
+) -> None:
+    """In a profile that spells its costs out and in one that names hardware alike."""
+    text = f"variation: {{training: {distribution}}}\n"
+    for profile in (
+        "replica: {iteration_s: {value: 1, source: assumed}}\nlane: {step_s: {value: 1, source: assumed}}\n",
+        "hardware: {device: h100, model: qwen3-4b}\n",
+    ):
+        (tmp_path / "p.yaml").write_text(f"name: p\n{profile}{text}")
+        with pytest.raises(InputError, match=message):
+            load_profile(tmp_path / "p.yaml")
+
+
+def test_a_workload_that_cannot_be_drawn_is_refused_too() -> None:
+    """A profile's workloads are checked as an experiment's are."""
+    with pytest.raises(ValueError, match=r"workload\.turns\.low: 3 is above high"):
+        ProfiledWorkload(workload=replace(workload(10), turns=Uniform(low=3.0, high=1.0)), source="assumed")
