@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -20,12 +21,14 @@ from pathlib import Path
 from executor.backend import ExecutorBackend, Plugins
 from executor.clock import Clock
 from marlaas.commands import Command
-from marlaas.events import Event, RunStarted
+from marlaas.events import Event, RunStarted, StopRequested
 from marlaas.runtime import Emit, Recorder, Runtime
 from marlaas.scheduler import Scheduler
 from marlaas.spec import Experiment
 
 __all__ = ["Observer", "Plugins", "execute"]
+
+_log = logging.getLogger("marlaas")
 
 EMBEDDED = Plugins()
 Observer = Callable[[Event, tuple[Command, ...]], None]
@@ -39,25 +42,28 @@ def execute(
     *,
     plugins: Plugins = EMBEDDED,
 ) -> dict[str, str]:
-    """Run an experiment to its end; returns each task's outcome: `done`, `failed` or `cancelled`.
+    """Run an experiment to its end; returns each task's outcome: `done`, `failed`, `cancelled` or `stopped`.
+
+    On SIGTERM the lanes commit what they are at, then the run ends, and tasks that had not are `stopped`.
 
     What the run makes goes under `out`, which must exist; the trace goes to `recorder`, and to
     `observer` after that. `experiment.model.path` must lead to the model folder from here. Raises what
     the scheduler, the recorder or the observer raise; `KeyboardInterrupt` on interrupt and `SystemExit` on
-    SIGTERM.
+    a second SIGTERM.
     """
     return asyncio.run(_execute(experiment, out, _Observed(recorder, observer), plugins))
 
 
 async def _execute(experiment: Experiment, out: Path, recorder: Recorder, plugins: Plugins) -> dict[str, str]:
     run = _Run(experiment, out, recorder, plugins)
-    with _termination_cancels() as was_terminated:
+    with _termination_stops(run.stop) as is_cancelled:
         try:
-            return await run.to_its_end()
+            ended = await run.to_its_end()
         except asyncio.CancelledError:
-            if was_terminated():
+            if is_cancelled():
                 raise SystemExit(128 + signal.SIGTERM) from None
             raise
+    return {task.name: ended.get(task.name, "stopped") for task in experiment.tasks}
 
 
 class _Observed:
@@ -108,6 +114,11 @@ class _Run:
             if self._scheduler.finished and not self._ended.done():
                 self._ended.set_result(None)
 
+    def stop(self) -> None:
+        """End the run as soon as the lanes have committed what they are at."""
+        _log.warning("asked to stop: committing what is being trained; ask again to stop at once")
+        self.post(StopRequested(at=self._clock.now()))
+
     def fail(self, error: BaseException) -> None:
         """End the run with an error."""
         if not self._ended.done():
@@ -115,23 +126,30 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _termination_cancels() -> Iterator[Callable[[], bool]]:
-    """While inside, SIGTERM cancels the current task; yields a function that tells whether it has come."""
-    came = threading.Event()
+def _termination_stops(stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """While inside, a first SIGTERM calls `stop`, a second cancels the current task.
+
+    Yields a function that tells whether the second has come.
+    """
+    num_signals = 0
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
 
-    def cancel() -> None:
-        came.set()
-        task.cancel()
+    def terminate() -> None:
+        nonlocal num_signals
+        num_signals += 1
+        if num_signals == 1:
+            stop()
+        else:
+            task.cancel()
 
     is_main = threading.current_thread() is threading.main_thread()
     if is_main:
         with contextlib.suppress(NotImplementedError):  # no such handlers on this platform
-            loop.add_signal_handler(signal.SIGTERM, cancel)
+            loop.add_signal_handler(signal.SIGTERM, terminate)
     try:
-        yield came.is_set
+        yield lambda: num_signals > 1
     finally:
         if is_main:
             loop.remove_signal_handler(signal.SIGTERM)

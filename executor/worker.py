@@ -60,10 +60,13 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
 def die_with_driver(driver_pid: int) -> None:
     """See to it that this process does not outlive the driver, however that ends.
 
-    Interrupts of the terminal are the driver's to handle. On Linux the kernel kills this process with the
+    Interrupts of the terminal, and the SIGTERM that systemd and Slurm send to every process of a job, are the
+    driver's to handle. On Linux the kernel kills this process with the
     driver's, even in the middle of a computation; elsewhere the reader thread's end of file has to do.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A handler and not SIG_IGN, which the engine's own processes would inherit.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != driver_pid:  # the driver died before the request above was made

@@ -128,7 +128,7 @@ def execute(path: ExperimentFile, out: Out, settings: Settings, system: System =
 
     experiment = load_experiment(path, settings, system)
     outcomes = run.execute(experiment, out, _console())
-    if experiment.evaluation is not None:
+    if experiment.evaluation is not None and "stopped" not in outcomes.values():
         _print_evaluation(run.evaluate(experiment, out))
     _ran(outcomes, out)
 

@@ -43,6 +43,10 @@ class CancelRequested(Event, frozen=True, kw_only=True):
     task: str
 
 
+class StopRequested(Event, frozen=True, kw_only=True):
+    """The operator asked the run to end soon: lanes commit what they are at, nothing new begins."""
+
+
 class WorkerUp(Event, frozen=True, kw_only=True):
     """A replica or lane is ready and empty: no adapter resident, nothing in flight."""
 
@@ -179,6 +183,7 @@ AnyEvent = (
     | PauseRequested
     | ResumeRequested
     | CancelRequested
+    | StopRequested
     | WorkerUp
     | WorkerLost
     | AdapterCreated

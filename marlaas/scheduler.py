@@ -27,6 +27,7 @@ from marlaas.events import (
     PauseRequested,
     ResumeRequested,
     RunStarted,
+    StopRequested,
     TaskSubmitted,
     TimerFired,
     TrainingFinished,
@@ -35,6 +36,7 @@ from marlaas.events import (
     WorkerLost,
     WorkerUp,
 )
+from marlaas.lifecycle import TERMINAL
 from marlaas.spec import Experiment
 from marlaas.state import State
 
@@ -70,6 +72,10 @@ def _timer_fired(core: Core, event: TimerFired) -> None:
             rollout.trajectories_are_late(core, *what)
 
 
+def _stop_requested(core: Core, event: StopRequested) -> None:
+    core.state.is_stopping = True
+
+
 def _ignored(core: Core, event: EngineMeasured) -> None:
     """A measurement is for readers of the trace."""
 
@@ -80,6 +86,7 @@ _HANDLERS: Mapping[type[Event], Callable[[Core, Any], None]] = {
     PauseRequested: tasks.pause_requested,
     ResumeRequested: tasks.resume_requested,
     CancelRequested: tasks.cancel_requested,
+    StopRequested: _stop_requested,
     WorkerUp: workers.up,
     WorkerLost: workers.lost,
     AdapterCreated: training.adapter_created,
@@ -144,6 +151,13 @@ class Scheduler:
         while core.failing:
             name, reason = core.failing.pop(0)
             tasks.close(core, core.state.tasks[name], "failed", reason)
+        if not core.state.is_stopping:
+            self._give_work()
+        if core.is_timer_due:
+            core.set_timer(self._is_moot)
+
+    def _give_work(self) -> None:
+        core = self._core
         if core.is_service_due:
             core.is_service_due = False
             workers.open_service(core)
@@ -159,8 +173,6 @@ class Scheduler:
             core.are_lanes_due = False
             for lane in core.state.lanes.values():
                 training.give_work(core, lane)
-        if core.is_timer_due:
-            core.set_timer(self._is_moot)
 
     def _is_moot(self, kind: str, what: Any) -> bool:
         state = self._core.state
@@ -180,10 +192,12 @@ class Scheduler:
 
     @property
     def finished(self) -> bool:
-        """Whether every task of the experiment has ended."""
-        by_state = self._core.state.by_state
-        ended = len(by_state["done"]) + len(by_state["failed"]) + len(by_state["cancelled"])
-        return ended == len(self._core.state.tasks)
+        """Whether every task of the experiment has ended or, once asked to stop, every lane is idle."""
+        state = self._core.state
+        if state.is_stopping and all(lane.job == "idle" for lane in state.lanes.values()):
+            return True
+        ended = sum(len(state.by_state[end]) for end in TERMINAL)
+        return ended == len(state.tasks)
 
     @property
     def outcomes(self) -> dict[str, str]:

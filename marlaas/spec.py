@@ -15,6 +15,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,16 +89,28 @@ class ModelSpec(Spec, frozen=True, kw_only=True):
 
 
 class ReplicasSpec(Spec, frozen=True, kw_only=True):
-    """Rollout engines: `count` replicas of `devices` devices each."""
+    """Rollout engines: `count` replicas of `devices` devices each.
+
+    `torch` is the embedded engine, `vllm` runs vLLM in the worker, `openai` speaks to vLLM servers that are
+    up elsewhere, replica i to `urls[i]`. The last four keys are for `vllm`: the pipeline's stages share
+    `devices` evenly, each stage's part being tensor-parallel; `eager` runs without compiling or capturing
+    graphs; `memory_utilization` is the share of a device's memory that may be taken; `block_tokens` is the
+    KV block, None being what suits the device. A KV pool holds `kv_tokens` whatever memory there is.
+    """
 
     count: Count = 1
     devices: Count = 1
-    engine: Literal["torch"] = "torch"
+    engine: Literal["torch", "vllm", "openai"] = "torch"
     device: Literal["cpu", "cuda", "npu", "auto"] = "cpu"
     slots: Count = 8
     max_num_seqs: Count = 256
     kv_tokens: Count = 65_536
     peak_tokens_per_s: Positive | None = None
+    urls: tuple[str, ...] = ()
+    pipeline_parallel: Count = 1
+    eager: bool = True
+    memory_utilization: Share = 0.9
+    block_tokens: Count | None = None
 
 
 class LanesSpec(Spec, frozen=True, kw_only=True):

@@ -189,7 +189,8 @@ class State(msgspec.Struct, kw_only=True):
     """The whole memory of a run.
 
     `buffer` is the FIFO of tasks whose batch is complete; `unsettled` are workers whose first start has
-    neither succeeded nor failed for good; `loads` counts the unfinished trajectories of replicas.
+    neither succeeded nor failed for good; `loads` counts the unfinished trajectories of replicas; after
+    `is_stopping` nothing begins.
     """
 
     tasks: dict[str, Task]
@@ -204,6 +205,7 @@ class State(msgspec.Struct, kw_only=True):
     flights: dict[int, Flight] = {}
     steps: dict[int, Step] = {}
     is_open: bool = False
+    is_stopping: bool = False
 
     def in_state(self, *states: TaskState) -> list[str]:
         """Names of the tasks in any of these states, in the order in which they came to be there."""

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections import deque
 from hashlib import blake2b
 from math import nan
@@ -162,6 +163,14 @@ class WatermarkLane:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "adapter.json").write_text(json.dumps({"mark": mark(task, version)}))
         return str(mark(task, version))
+
+
+class SlowLane(WatermarkLane):
+    """Takes a second for every update."""
+
+    def _train(self, command: Train, batch: TrainingBatch) -> Event:
+        time.sleep(1.0)
+        return super()._train(command, batch)
 
 
 class SpinningReplica(WatermarkReplica):

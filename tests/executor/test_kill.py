@@ -15,31 +15,40 @@ from pathlib import Path
 sys.path[:0] = {paths!r}
 from scripted_runs import Memory, scripted, small
 from executor.driver import execute
-from marlaas.commands import Generate
+from marlaas import commands
 
 class Loud(Memory):
-    def write(self, event, commands):
-        super().write(event, commands)
-        if any(isinstance(command, Generate) for command in commands):
-            print("generating", flush=True)
+    def write(self, event, given):
+        super().write(event, given)
+        if any(isinstance(command, moment) for command in given):
+            print("there", flush=True)
             if {raises!r}:
                 raise RuntimeError("the driver's own failure")
 
+moment = getattr(commands, {moment!r})
 out = Path(sys.argv[1])
-execute(small(out), out, Loud(), plugins=scripted(replica={replica!r}))
+loud = Loud()
+plugins = scripted(replica={replica!r}, lane={lane!r})
+outcomes = execute(small(out, environments=["env"]), out, loud, plugins=plugins)
+print(type(loud.events[-1]).__name__, *outcomes.values(), flush=True)
 """
 
 
 def start_driver(
-    out: Path, *, replica: str = "SpinningReplica", raises: bool = False
+    out: Path,
+    *,
+    replica: str = "SpinningReplica",
+    lane: str = "WatermarkLane",
+    moment: str = "Generate",
+    raises: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """A driver in the middle of a run: its replica has been told to generate."""
+    """A driver in the middle of a run: it has just given the first command of the kind `moment`."""
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-    program = PROGRAM.format(paths=paths, replica=replica, raises=raises)
+    program = PROGRAM.format(paths=paths, replica=replica, lane=lane, moment=moment, raises=raises)
     command = [sys.executable, "-c", program, str(out)]
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert driver.stdout is not None
-    assert driver.stdout.readline() == b"generating\n"
+    assert driver.stdout.readline() == b"there\n"
     time.sleep(0.2)  # into the computation
     return driver
 
@@ -70,19 +79,40 @@ def test_a_killed_driver_leaves_no_worker(tmp_path: Path, replica: str) -> None:
         assert_all_gone(workers)
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
-)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, -signal.SIGINT)])
 def test_a_driver_told_to_stop_stops_its_workers_first(
     tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
-    """It exits as programs do that were told so."""
+    """It exits as programs do that were told so; asked by SIGTERM, as one that has done what it was asked."""
     with start_driver(tmp_path) as driver:
         workers = workers_of(driver)
         driver.send_signal(number)
         assert driver.wait(10) == status
         assert len(workers) == 2
         assert_all_gone(workers, within_s=0.5)
+
+
+def test_a_job_told_to_stop_commits_the_update_under_way(tmp_path: Path) -> None:
+    """SIGTERM to the driver and all its workers in mid-training: the next version is there, then all end."""
+    with start_driver(tmp_path, replica="WatermarkReplica", lane="SlowLane", moment="Train") as driver:
+        workers = workers_of(driver)
+        for process in [driver, *workers]:
+            process.send_signal(signal.SIGTERM)
+        out, _ = driver.communicate(timeout=10)
+        assert driver.returncode == 0
+        assert out.decode().split() == ["AdapterPublished", "stopped"]
+        assert_all_gone(workers, within_s=0.5)
+
+
+def test_a_second_sigterm_stops_at_once(tmp_path: Path) -> None:
+    """The update under way is given up, the exit status says why."""
+    with start_driver(tmp_path, replica="WatermarkReplica", lane="SlowLane", moment="Train") as driver:
+        driver.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        driver.send_signal(signal.SIGTERM)
+        out, _ = driver.communicate(timeout=10)
+        assert driver.returncode == 128 + signal.SIGTERM
+        assert out == b""
 
 
 def test_a_driver_that_fails_leaves_no_worker(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from marlaas.events import (
     EnvironmentStepped,
     PauseRequested,
     ResumeRequested,
+    StopRequested,
     TimerFired,
     TurnGenerated,
     WorkerLost,
@@ -329,3 +330,22 @@ def test_a_cancelled_task_leaves_nothing_behind(num_answers: int) -> None:
     task = world.scheduler.state.tasks["t0"]
     assert task.num_issued == task.num_trained + sum(task.dropped.values())
     assert not world.scheduler.state.replicas["replica-0"].slots
+
+
+@pytest.mark.parametrize("num_answers", range(0, 60, 2))
+def test_a_run_asked_to_stop_commits_what_is_on_a_lane_and_begins_nothing(num_answers: int) -> None:
+    """Stopped at any moment: it ends when its lane is idle, and an update under way has become a version."""
+    world = World(experiment(tasks=3, turns=2, slots=2))
+    world.start()
+    for _ in range(num_answers):
+        ready = [o for o in world.open if not isinstance(o[0], SetTimer)]
+        world.answer(*ready[len(ready) // 2])
+    num_orders, on_lane = len(world.log), [c.task for c, _ in world.find(Train) + world.find(Publish)]
+    versions = {name: task.version for name, task in world.scheduler.state.tasks.items()}
+    world.tell(StopRequested(at=world.now))
+    while not world.scheduler.finished:
+        world.answer(*next(o for o in world.open if not isinstance(o[0], SetTimer)))
+    begun = (StartWorker, CreateAdapter, LoadAdapter, Generate, StepEnvironment, Train)
+    assert not [c for c in world.log[num_orders:] if isinstance(c, begun)]
+    gained = {name: task.version - versions[name] for name, task in world.scheduler.state.tasks.items()}
+    assert {name for name, change in gained.items() if change and versions[name] >= 0} == set(on_lane)
