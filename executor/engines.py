@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from executor import devices
 from executor.wire import WorkerSpec
 
 if TYPE_CHECKING:
@@ -15,22 +16,27 @@ if TYPE_CHECKING:
 
 def torch_replica(spec: WorkerSpec) -> RolloutEngine:
     """The embedded rollout engine."""
-    from executor.torch_engine import TorchRolloutEngine
-
     experiment = spec.experiment
     replicas, model = experiment.cluster.replicas, experiment.model
+    devices.claim(replicas.device, spec.index * replicas.devices, replicas.devices)
+    from executor.torch_engine import TorchRolloutEngine
+
     _set_up_torch(spec, replicas.device, first_device=spec.index * replicas.devices)
-    return TorchRolloutEngine(spec.name, model.path, replicas, model.lora, dtype=model.dtype)
+    dtype = devices.precision(model.dtype, replicas.device)
+    return TorchRolloutEngine(spec.name, model.path, replicas, model.lora, dtype=dtype)
 
 
 def torch_lane(spec: WorkerSpec) -> TrainingEngine:
     """The embedded training engine."""
+    cluster, model = spec.experiment.cluster, spec.experiment.model
+    lanes, before = cluster.lanes, cluster.replicas.count * cluster.replicas.devices
+    first_device = before + spec.index * lanes.devices
+    devices.claim(lanes.device, first_device, lanes.devices)
     from executor.trainer import PeftTrainingEngine
 
-    cluster, model = spec.experiment.cluster, spec.experiment.model
-    before = cluster.replicas.count * cluster.replicas.devices
-    _set_up_torch(spec, cluster.lanes.device, first_device=before + spec.index * cluster.lanes.devices)
-    return PeftTrainingEngine(spec.name, model.path, cluster.lanes, dtype=model.dtype)
+    _set_up_torch(spec, lanes.device, first_device)
+    dtype = devices.precision(model.dtype, lanes.device)
+    return PeftTrainingEngine(spec.name, model.path, lanes, dtype=dtype)
 
 
 def _set_up_torch(spec: WorkerSpec, device: str, first_device: int) -> None:
@@ -39,4 +45,5 @@ def _set_up_torch(spec: WorkerSpec, device: str, first_device: int) -> None:
 
     torch.set_num_threads(len(spec.cores))
     if device != "cpu" and torch.accelerator.is_available():
+        # Where the worker was shown only its own devices these are few, and its first is number 0.
         torch.accelerator.set_device_index(first_device % torch.accelerator.device_count())

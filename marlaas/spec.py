@@ -81,10 +81,13 @@ class LoraSpec(Spec, frozen=True, kw_only=True):
 
 
 class ModelSpec(Spec, frozen=True, kw_only=True):
-    """The frozen base model: a Hugging Face folder, relative to the YAML file or absolute."""
+    """The frozen base model: a Hugging Face folder, relative to the YAML file or absolute.
+
+    `dtype: auto` is bfloat16 on an accelerator and float32 on the CPU.
+    """
 
     path: str = "tiny-base"
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     lora: LoraSpec = LoraSpec()
 
 
