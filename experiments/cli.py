@@ -194,17 +194,26 @@ def export(
     run: RunFolder,
     perfetto: Annotated[Path | None, typer.Option("--perfetto", metavar="FILE", help="Chrome trace.")] = None,
     parquet: Annotated[Path | None, typer.Option("--parquet", metavar="FOLDER", help="Tables.")] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", metavar="FOLDER", help="Event files, a folder per task.")
+    ] = None,
 ) -> None:
-    """Write a run's trace for other tools: ui.perfetto.dev, or Parquet tables."""
+    """Write a run's trace for other tools: ui.perfetto.dev, Parquet tables, TensorBoard."""
     from experiments.run import require_fresh
+    from experiments.tensorboard import export_tensorboard
     from traces.export import export_parquet, export_perfetto
     from traces.reader import find_trace
 
-    if perfetto is None and parquet is None:
-        raise InputError("export", "nothing to write", "wanted --perfetto FILE, --parquet FOLDER or both")
+    if perfetto is None and parquet is None and tensorboard is None:
+        wanted = "wanted --perfetto FILE, --parquet FOLDER or --tensorboard FOLDER, or several"
+        raise InputError("export", "nothing to write", wanted)
     find_trace(run)
     if perfetto is not None:
         _require_new_file(perfetto, "--perfetto")
+    if tensorboard is not None:
+        require_fresh(tensorboard, "--tensorboard")
+        export_tensorboard(run, tensorboard)
+        print(tensorboard)
     if parquet is not None:
         require_fresh(parquet, "--parquet")
         for file in export_parquet(run, parquet).values():

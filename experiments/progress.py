@@ -20,18 +20,18 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from marlaas.commands import CloseTask, Command, DropTrajectories, Publish, StepEnvironment
-from marlaas.events import AdapterPublished, CommandFailed, EnvironmentStepped, Event, WorkerLost
+from experiments.committed import Commits, Step
+from marlaas.commands import CloseTask, Command, DropTrajectories
+from marlaas.events import Event, WorkerLost
 from marlaas.spec import Experiment
 
 
 class _Task(msgspec.Struct):
-    """What is known of a task so far; `rewards` are those of the step in flight."""
+    """What is known of a task so far."""
 
     bar: TaskID
     steps: int = 0
-    rewards: list[float] = []
-    last_reward: float | None = None
+    reward: float | None = None
 
 
 class Watcher:
@@ -44,43 +44,26 @@ class Watcher:
             task.name: _Task(progress.add_task(task.name, total=task.steps, note="waiting"))
             for task in experiment.tasks
         }
-        self._in_flight: dict[int, Publish | StepEnvironment] = {}
+        self._commits = Commits()
 
     def __call__(self, event: Event, commands: tuple[Command, ...]) -> None:
         """Take one record of the trace."""
-        match event:
-            case EnvironmentStepped() | AdapterPublished():
-                self._answered(event)
-            case CommandFailed():
-                self._in_flight.pop(event.command, None)
-            case WorkerLost():
-                self._console.print(
-                    f"{event.at / 1e9:8.1f} s  {event.worker} lost: {event.reason}", markup=False
-                )
+        step = self._commits(event, commands)
+        if step is not None:
+            self._committed(step)
+        if isinstance(event, WorkerLost):
+            self._console.print(f"{event.at / 1e9:8.1f} s  {event.worker} lost: {event.reason}", markup=False)
         for command in commands:
-            if isinstance(command, Publish | StepEnvironment):
-                self._in_flight[command.id] = command
-            elif isinstance(command, CloseTask):
+            if isinstance(command, CloseTask):
                 self._closed(event.at, command)
             elif isinstance(command, DropTrajectories):
                 dropped = f"{len(command.trajectories)} trajectories dropped: {command.reason}"
                 self._say(event.at, command.task, dropped)
 
-    def _answered(self, event: EnvironmentStepped | AdapterPublished) -> None:
-        command = self._in_flight.pop(event.command, None)
-        if command is None:
-            return
-        task = self._tasks[command.task]
-        if isinstance(event, AdapterPublished):
-            self._committed(task)
-        elif event.reward is not None:
-            task.rewards.append(event.reward)
-
-    def _committed(self, task: _Task) -> None:
+    def _committed(self, step: Step) -> None:
+        task = self._tasks[step.task]
         task.steps += 1
-        if task.rewards:
-            task.last_reward = sum(task.rewards) / len(task.rewards)
-            task.rewards = []
+        task.reward = step.reward
         self._progress.update(task.bar, completed=task.steps, note=self._note(task))
 
     def _closed(self, at: int, command: CloseTask) -> None:
@@ -91,7 +74,7 @@ class Watcher:
         self._say(at, command.task, f"{command.outcome} after {task.steps} steps{because} {self._note(task)}")
 
     def _note(self, task: _Task) -> str:
-        return "" if task.last_reward is None else f"reward {task.last_reward:.2f}"
+        return "" if task.reward is None else f"reward {task.reward:.2f}"
 
     def _say(self, at: int, task: str, text: str) -> None:
         """A line above the bars; on a terminal too, so that nothing said is lost."""

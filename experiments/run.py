@@ -19,6 +19,7 @@ from rich.console import Console
 from experiments.load import dump_experiment, load_profile, model_folder
 from experiments.preflight import require_executable
 from experiments.progress import watch
+from experiments.tensorboard import board
 from marlaas.commands import Command
 from marlaas.errors import InputError
 from marlaas.events import Event
@@ -28,7 +29,7 @@ from traces.metrics import compute
 from traces.schema import SLOWDOWN, Header, Scalar, make_header
 from traces.writer import TraceWriter
 
-TRACE, RESOLVED, METRICS = "trace.jsonl", "experiment.yaml", "metrics.json"
+TRACE, RESOLVED, METRICS, BOARD = "trace.jsonl", "experiment.yaml", "metrics.json", "tensorboard"
 Outcomes = dict[str, str]
 Observer = Callable[[Event, tuple[Command, ...]], None]
 
@@ -70,7 +71,13 @@ def execute(experiment: Experiment, out: Path, console: Console) -> Outcomes:
     located = with_model_folder(experiment)
 
     def work(recorder: Recorder, observer: Observer) -> Outcomes:
-        return execute_experiment(located, out, recorder, observer)
+        with board(out / BOARD) as scalars:
+
+            def observe(event: Event, commands: tuple[Command, ...]) -> None:
+                observer(event, commands)
+                scalars(event, commands)
+
+            return execute_experiment(located, out, recorder, observe)
 
     return _run(experiment, out, header, work, console)
 

@@ -3,8 +3,17 @@ import io
 from rich.console import Console
 
 from experiments.progress import watch
-from marlaas.commands import CloseTask, Command, DropTrajectories, Publish, StepEnvironment
-from marlaas.events import AdapterPublished, EnvironmentStepped, Event, RunStarted, WorkerLost
+from marlaas.commands import CloseTask, Command, DropTrajectories, Publish, StepEnvironment, Train
+from marlaas.events import (
+    AdapterPublished,
+    EnvironmentStepped,
+    Event,
+    RunStarted,
+    TrainingFinished,
+    TrainingStats,
+    TurnGenerated,
+    WorkerLost,
+)
 from marlaas.spec import Experiment, SumsEnvironment, TaskSpec
 
 EXPERIMENT = Experiment(
@@ -19,21 +28,34 @@ def step(number: int, trajectory: int) -> StepEnvironment:
     return StepEnvironment(id=number, environment="calc", task="add", step=0, turn=0, trajectory=trajectory)
 
 
+def turn(trajectory: int) -> TurnGenerated:
+    """A turn of four tokens."""
+    return TurnGenerated(
+        at=0, command=1, trajectory=trajectory, task="add", version=0, prompt_tokens=3, output_tokens=4
+    )
+
+
 RECORDS: list[tuple[Event, tuple[Command, ...]]] = [
-    (RunStarted(at=0), (step(1, 0), step(2, 1))),
+    (RunStarted(at=0), ()),
+    (turn(0), (step(1, 0),)),
+    (turn(1), (step(2, 1),)),
     (EnvironmentStepped(at=1_000_000_000, command=1, done=True, reward=1.0), ()),
     (WorkerLost(at=2_000_000_000, worker="replica-0", reason="killed [red]"), ()),
     (
         EnvironmentStepped(at=3_000_000_000, command=2, done=True, reward=0.0),
         (
             DropTrajectories(id=3, task="add", step=0, trajectories=(7,), reason="late"),
-            Publish(id=4, lane="lane-0", task="add", version=1),
+            Train(id=4, lane="lane-0", task="add", step=0, version=0, trajectories=(0, 1)),
         ),
     ),
     (EnvironmentStepped(at=3_500_000_000, command=99, done=True, reward=0.0), ()),
     (
-        AdapterPublished(at=4_000_000_000, command=4, fingerprint=""),
-        (CloseTask(id=5, task="add", outcome="done"),),
+        TrainingFinished(at=3_600_000_000, command=4, stats=TrainingStats(num_tokens=9)),
+        (Publish(id=5, lane="lane-0", task="add", version=1),),
+    ),
+    (
+        AdapterPublished(at=4_000_000_000, command=5, fingerprint=""),
+        (CloseTask(id=6, task="add", outcome="done"),),
     ),
 ]
 
