@@ -6,6 +6,7 @@ asked in `load.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from marlaas.spec import (
     Kill,
     LookupEnvironment,
     Mixture,
+    ReplicasSpec,
     ReverseEnvironment,
     SortEnvironment,
     TaskSpec,
@@ -32,6 +34,7 @@ from marlaas.systems import SYSTEMS
 def check(experiment: Experiment) -> None:
     """Raise `Misfit` for the first contradiction in an experiment whose `count`s are not yet expanded."""
     _check_system(experiment)
+    _check_replicas(experiment.cluster.replicas, ("cluster", "replicas"))
     for name, environment in experiment.environments.items():
         _check_environment(environment, ("environments", name))
     for index, task in enumerate(experiment.tasks):
@@ -54,6 +57,23 @@ def _check_system(experiment: Experiment) -> None:
     if isinstance(experiment.system, str) and experiment.system not in SYSTEMS:
         wanted = one_of(experiment.system, SYSTEMS, "systems")
         raise Misfit(("system",), f"unknown system {experiment.system!r}", wanted)
+
+
+def _check_replicas(replicas: ReplicasSpec, path: Path) -> None:
+    if replicas.engine == "openai" and len(replicas.urls) != replicas.count:
+        problem = f"{len(replicas.urls)} servers for {replicas.count} replicas"
+        raise Misfit((*path, "urls"), problem, "wanted one URL for each replica, http://HOST:PORT")
+    if replicas.engine != "openai" and replicas.urls:
+        raise Misfit((*path, "urls"), f"{replicas.engine} replicas have no servers", "wanted engine: openai")
+    for index, url in enumerate(replicas.urls):
+        if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
+            raise Misfit((*path, "urls", index), f"{url!r} is not a server's URL", "wanted http://HOST:PORT")
+    if replicas.devices % replicas.pipeline_parallel:
+        problem = f"{replicas.pipeline_parallel} stages do not share {replicas.devices} devices evenly"
+        raise Misfit((*path, "pipeline_parallel"), problem, "wanted a divisor of devices")
+    if replicas.block_tokens is not None and replicas.kv_tokens < replicas.block_tokens:
+        problem = f"{replicas.kv_tokens} are less than one block of {replicas.block_tokens}"
+        raise Misfit((*path, "kv_tokens"), problem, "wanted at least block_tokens")
 
 
 def _check_environment(environment: Environment, path: Path) -> None:

