@@ -32,5 +32,9 @@ class InvariantViolation(MarlaasError):
     """The scheduler's books do not balance: a defect of the core, never of the input."""
 
 
+class LawBroken(MarlaasError):
+    """A run did what no run can do, such as losing a trajectory: a defect of its world or of the core."""
+
+
 class TraceError(MarlaasError):
     """A trace cannot be read as one: unknown version or type, out of order, or damaged in the middle."""
