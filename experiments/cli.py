@@ -246,14 +246,18 @@ def doctor() -> None:
 
 @app.command()
 def demo(
+    settings: Settings,
+    path: Annotated[
+        Path | None, typer.Argument(metavar="[EXP.yaml]", help="The experiment; without it, the quickstart.")
+    ] = None,
     out: Annotated[
         Path, typer.Option("--out", help="Folder to make; an older demo in it is replaced.")
     ] = Path("runs/demo"),
 ) -> None:
-    """Execute the quickstart under two systems, predict one from the other, and report."""
-    from experiments.demo import run_demo
+    """Execute an experiment under single and marlaas, predict one from the other, and report."""
+    from experiments.demo import QUICKSTART, run_demo
 
-    raise typer.Exit(OK if run_demo(out, _console()) else TASK_FAILED)
+    raise typer.Exit(OK if run_demo(path or QUICKSTART, settings, out, _console()) else TASK_FAILED)
 
 
 app.command()(sweep)

@@ -1,12 +1,13 @@
-"""`marlaas demo`: execute the quickstart under two systems, predict one of them from the other, compare.
+"""`marlaas demo`: execute an experiment under two systems, predict one of them from the other, compare.
 
 The profile is fitted from the `single` run alone, in which no two tasks ever meet; that the simulator then
-foretells what four tasks do to one another is the point. Owns the order of things and the table at the end.
+foretells what all tasks do to one another is the point. Owns the order of things and the table at the end.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +49,25 @@ Values = dict[str, Any]
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The gain in steps per hour of `marlaas` over `single`, measured and predicted, and R/T alone."""
+    """The gain in steps per hour of `marlaas` over `single`, measured and predicted, and R/T alone.
+
+    `bound` is min(N, 1 + R/T): what N equal tasks can gain at most, and unequal ones on average.
+    """
 
     measured_gain: float
     predicted_gain: float
+    bound: float
     rollout_to_training_ratio: float
     rollout_to_training_ratio_by_task: dict[str, float]
     rows: dict[str, tuple[float | None, float | None, float | None]]
 
 
-def run_demo(out: Path, console: Console) -> bool:
-    """Make the demo in `out`, replacing an older one; whether every task was done. Raises `InputError`."""
-    single, marlaas = (load_experiment(QUICKSTART, system=name) for name in ("single", "marlaas"))
+def run_demo(path: Path, settings: Sequence[str], out: Path, console: Console) -> bool:
+    """Make the demo of an experiment file in `out`, replacing an older one; whether every task was done.
+
+    Raises `InputError`.
+    """
+    single, marlaas = (load_experiment(path, settings, name) for name in ("single", "marlaas"))
     require_executable(marlaas)
     make_room(out)
     outcomes: list[str] = []
@@ -78,7 +86,7 @@ def run_demo(out: Path, console: Console) -> bool:
     result = _compare(out)
     (out / MARK).write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2))
     console.print("[4/4] drawing the report", markup=False)
-    page = _report(out)
+    page = _report(out, f"MARLaaS: {marlaas.name}, measured and predicted")
     _print(result, page, Console(width=None if console.is_terminal else 120))
     return True
 
@@ -111,10 +119,12 @@ def _compare(out: Path) -> Result:
     marlaas = compute(out / "marlaas", rates["measured"])
     predicted = compute(out / "predicted", rates["predicted"])
     predicted_single = compute(out / "predicted-single")
+    ratio = single["rollout_to_training_ratio"]
     return Result(
+        bound=min(len(rates["measured"]), 1 + ratio),
         measured_gain=marlaas["steps_per_hour"] / single["steps_per_hour"],
         predicted_gain=predicted["steps_per_hour"] / predicted_single["steps_per_hour"],
-        rollout_to_training_ratio=single["rollout_to_training_ratio"],
+        rollout_to_training_ratio=ratio,
         rollout_to_training_ratio_by_task={
             task: single[f"tasks.{task}.rollout_to_training_ratio"] for task in rates["measured"]
         },
@@ -122,11 +132,11 @@ def _compare(out: Path) -> Result:
     )
 
 
-def _report(out: Path) -> Path:
+def _report(out: Path, title: str) -> Path:
     from experiments.report.write import write_report
 
     folders = [out / name for name in ("single", "marlaas", "predicted")]
-    return write_report(folders, out / "report", "MARLaaS: the quickstart, measured and predicted")
+    return write_report(folders, out / "report", title)
 
 
 def _print(result: Result, page: Path, console: Console) -> None:
@@ -150,6 +160,8 @@ def _print(result: Result, page: Path, console: Console) -> None:
         highlight=False,
     )
     console.print(table)
+    reached = percent(result.measured_gain / result.bound)
+    console.print(f"\nbound of the gain, min(N, 1 + R/T): {result.bound:.2f}; measured: {reached} of it")
     console.print(f"\nreport: {page}", highlight=False, soft_wrap=True)
 
 

@@ -31,7 +31,7 @@ def test_only_an_older_demo_is_replaced(tmp_path: Path) -> None:
     """A folder of the user's own is never touched."""
     (tmp_path / "notes.txt").write_text("precious")
     with pytest.raises(InputError, match="only an older demo is replaced"):
-        demo.run_demo(tmp_path, Console(quiet=True))
+        demo.run_demo(demo.QUICKSTART, [], tmp_path, Console(quiet=True))
     assert (tmp_path / "notes.txt").read_text() == "precious"
 
 
@@ -46,18 +46,16 @@ def test_an_older_demo_makes_room(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_measures_predicts_and_reports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_demo_measures_predicts_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two real runs, a profile from the single one alone, two predictions, one table, one page."""
     (tmp_path / "tiny.yaml").write_text(TINY)
-    monkeypatch.setattr(demo, "QUICKSTART", tmp_path / "tiny.yaml")
     out = tmp_path / "demo"
-    assert demo.run_demo(out, Console(quiet=True))
+    assert demo.run_demo(tmp_path / "tiny.yaml", ["seed=6"], out, Console(quiet=True))
     result = json.loads((out / demo.MARK).read_text())
     assert result["measured_gain"] > 1
     assert result["predicted_gain"] > 1
     assert result["rows"]["steps_per_hour"][1] > result["rows"]["steps_per_hour"][0]
+    assert result["bound"] == min(2, 1 + result["rollout_to_training_ratio"])
     table = capsys.readouterr().out
     assert "gain in steps per hour" in table
     assert f"× {result['measured_gain']:.2f}" in table
