@@ -3,17 +3,14 @@
     adapters/<task>/v<k>/    adapter_config.json, adapter_model.safetensors, README.md
     optimizer/<task>/v<k>/   optimizer.safetensors (AdamW moments), state.json (version, seed, cursor, ...)
 
-Owns names, files and what "committed" means on disk: a folder that exists under its own name is whole. Knows
-neither rollout nor training.
+Owns names and files; what "committed" means on disk is `commits.py`'s. Knows neither rollout nor training.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,11 +21,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from executor.commits import commit_folder, sweep_optimizers
 from marlaas.spec import LoraSpec
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 MOMENTS, STATE = "optimizer.safetensors", "state.json"
-_KEPT_OPTIMIZERS = 2
 
 
 class AdapterProblem(Exception):
@@ -121,7 +118,7 @@ def write_adapter(folder: Path, tensors: Mapping[str, Tensor], lora: LoraSpec, b
     )
     # PEFT keeps sets; sorted, the file is the same in every process.
     text = json.dumps(config.to_dict(), default=sorted, indent=2, sort_keys=True)
-    _commit(
+    commit_folder(
         folder,
         {CONFIG: text.encode(), WEIGHTS: save(dict(tensors)), "README.md": _card(folder, base).encode()},
     )
@@ -162,10 +159,8 @@ def read_adapter(folder: Path, lora: LoraSpec, shapes: Mapping[str, tuple[int, .
 def write_optimizer(folder: Path, tensors: Mapping[str, Tensor], state: TrainingState) -> None:
     """Commit what resuming needs beside the adapter; of the task's optimizer folders keep the last two."""
     text = msgspec.json.format(msgspec.json.encode(state))
-    _commit(folder, {MOMENTS: save(dict(tensors)), STATE: text})
-    for old in folder.parent.glob("v*"):
-        if old.name[1:].isdigit() and int(old.name[1:]) <= state.version - _KEPT_OPTIMIZERS:
-            shutil.rmtree(old)
+    commit_folder(folder, {MOMENTS: save(dict(tensors)), STATE: text})
+    sweep_optimizers(folder)
 
 
 def read_optimizer(folder: Path) -> tuple[dict[str, Tensor], TrainingState]:
@@ -189,34 +184,6 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         return load(_read(path))
     except SafetensorError as error:
         raise AdapterProblem(f"{path}: damaged ({error})") from error
-
-
-def _commit(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files to a temporary folder, flush them to disk, and give it its name in one rename."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("new", "old"))
-    for leftover in (temporary, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    temporary.mkdir()
-    for name, content in files.items():
-        with open(temporary / name, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    _flush_folder(temporary)
-    if folder.exists():  # written, but its commit was never recorded: it is being made again
-        folder.rename(old)
-    temporary.rename(folder)
-    _flush_folder(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _card(folder: Path, base: str) -> str:
