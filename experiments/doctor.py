@@ -1,7 +1,7 @@
 """What this machine has, and so what can run on it: facts gathered once, printed by `marlaas doctor`.
 
 Reads versions from package metadata and imports only torch, in a child process, so that a broken
-installation is a finding and not a crash.
+installation is a finding and not a crash. Where there is anything of Ascend, what NPUs need is listed too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ import sys
 from importlib import metadata
 
 import msgspec
+
+from experiments.ascend.capabilities import LIMITS
+from experiments.ascend.findings import GUIDE, findings
+from experiments.ascend.machine import Machine, look
 
 PACKAGES = ("torch", "transformers", "peft", "vllm", "ray", "torch_npu", "vllm_ascend")
 _PROBE = (
@@ -43,7 +47,26 @@ def diagnose() -> Diagnosis:
     """Look at the machine; takes as long as importing torch."""
     packages = {name: _version(name) for name in PACKAGES}
     accelerator = _accelerator() if packages["torch"] else "none: torch is not installed"
-    return Diagnosis(_machine(accelerator), packages, _abilities(packages, accelerator))
+    abilities = (*_abilities(packages, accelerator), *_ascend(look()))
+    return Diagnosis(_machine(accelerator), packages, abilities)
+
+
+def _ascend(machine: Machine) -> tuple[Ability, ...]:
+    """What vLLM on NPUs needs, each with the step that mends it; then what is known of adapters there."""
+    if not machine.is_ascend:
+        return (
+            Ability("execute with vLLM on Ascend", False, f"no driver, CANN or torch_npu here; see {GUIDE}"),
+        )
+    needs = [
+        Ability(
+            f"Ascend: {need.what}", need.holds, need.found if need.holds else f"{need.found}: {need.mend}"
+        )
+        for need in findings(machine, vllm=True)
+    ]
+    whole = all(need.can for need in needs)
+    why = "all of the following hold" if whole else f"the following must hold; {GUIDE}"
+    known = (Ability(f"Ascend: {limit.what}", limit.works, limit.state) for limit in LIMITS)
+    return (Ability("execute with vLLM on Ascend", whole, why), *needs, *known)
 
 
 def _version(package: str) -> str | None:

@@ -10,9 +10,12 @@ import importlib.util
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from experiments.ascend.findings import require_capable, require_machine
+from experiments.ascend.machine import look
 from experiments.load import model_folder
 from marlaas.errors import InputError
 from marlaas.spec import Experiment, LanesSpec, ReplicasSpec, TaskSpec
@@ -31,9 +34,12 @@ def require_executable(experiment: Experiment) -> None:
     for package in ("torch", "transformers", "peft"):
         if importlib.util.find_spec(package) is None:
             raise InputError("execute", f"{package} is not installed", "pip install 'marlaas[executor]'")
+    require_machine(experiment, look())
     _require_engine(experiment.cluster.replicas)
     folder = model_folder(experiment)
-    _require_context(experiment, folder)
+    config = _config(folder)
+    require_capable(experiment, config)
+    _require_context(experiment, config)
     _require_devices(experiment)
     _require_room_for_problems(experiment, folder)
 
@@ -53,21 +59,20 @@ def _require_engine(replicas: ReplicasSpec) -> None:
             raise InputError(f"cluster.replicas.urls[{index}]", problem, MENDING["server"]) from None
 
 
-def _require_context(experiment: Experiment, folder: Path) -> None:
-    longest = _max_positions(folder)
+def _require_context(experiment: Experiment, config: dict[str, Any]) -> None:
+    longest = config.get("max_position_embeddings")
     for where, task in _tasks(experiment):
         if longest is not None and task.max_context_tokens > longest:
             problem = f"a trajectory can reach {task.max_context_tokens} tokens"
             raise InputError(where, problem, f"the model reads at most {longest}")
 
 
-def _max_positions(folder: Path) -> int | None:
-    """The longest context a model was made for, or None where its configuration does not say."""
+def _config(folder: Path) -> dict[str, Any]:
+    """What a model says about itself: its longest context, heads, kind; read from its folder."""
     try:
-        config = msgspec.json.decode((folder / "config.json").read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
+        return msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
         raise InputError("model.path", f"{folder}/config.json cannot be read", str(error)) from None
-    return config.get("max_position_embeddings") if isinstance(config, dict) else None
 
 
 def _require_devices(experiment: Experiment) -> None:

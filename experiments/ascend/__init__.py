@@ -1,0 +1,1 @@
+"""What must fit together before an experiment runs on Ascend NPUs, and two experiments for such machines."""
