@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def is_optimizer(folder: str) -> bool:
+    """Whether a version's folder holds its optimizer's state."""
+    return Path(folder).parts[-3] == "optimizer"
+
+
 class RunFolder:
     """A run's output folder: `adapters/<task>/v<k>`, `optimizer/<task>/v<k>`, `samples/<task>/`, `logs/`."""
 

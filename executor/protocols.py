@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from marlaas.commands import Command
+from marlaas.errors import MarlaasError
 from marlaas.events import Event
 from marlaas.spec import LoraSpec, TrainingSpec
 
@@ -110,6 +111,10 @@ class NextVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Payload = AdapterFolder | TurnRequests | NewAdapter | TrainingBatch | NextVersion
+
+
+class EngineLost(MarlaasError):
+    """An engine cannot go on, whatever it is ordered: raised by a lane's `run`, it ends the worker."""
 
 
 class RolloutEngine(Protocol):

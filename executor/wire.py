@@ -24,7 +24,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `engine` names a function `package.module:function` that is called with this spec inside the worker
     and returns its `RolloutEngine` or `TrainingEngine`. `index` counts workers of one kind from 0;
-    `cores` are the cores it is pinned to and as many threads as it may compute with.
+    it may compute with as many threads as there are `cores`, and if `is_pinned` on these cores alone.
     """
 
     name: str
@@ -33,6 +33,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     experiment: Experiment
     cores: tuple[int, ...]
+    is_pinned: bool = True
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO, cast
 
 from executor.affinity import pin
-from executor.protocols import Order, Report, RolloutEngine, TrainingEngine
+from executor.protocols import EngineLost, Order, Report, RolloutEngine, TrainingEngine
 from executor.wire import Crashed, Hello, Message, WorkerSpec, pack, read
 from marlaas.commands import Generate
 from marlaas.errors import MarlaasError
@@ -44,7 +44,8 @@ def main(driver_pid: int) -> None:
         reports.flush()
 
     spec = cast(WorkerSpec, read(orders))
-    pin(spec.cores)
+    if spec.is_pinned:
+        pin(spec.cores)
     serve(spec, orders, send)
 
 
@@ -74,10 +75,17 @@ def die_with_driver(driver_pid: int) -> None:
 
 
 def serve(spec: WorkerSpec, stream: BinaryIO, send: Send) -> None:
-    """Build the engine, say hello, carry out orders for ever; an exception is sent and ends the process."""
+    """Work until the engine raises, with orders read from a stream; then, or at its end, end the process."""
     inbox: Inbox = queue.SimpleQueue()
+    threading.Thread(target=_read_orders, args=(stream, inbox), daemon=True).start()
+    work(spec, inbox, send)
+    sys.stderr.flush()
+    os._exit(1)  # the reader thread and the engine's own must not hold the process up
+
+
+def work(spec: WorkerSpec, inbox: Inbox, send: Send) -> None:
+    """Build the engine, say hello, carry out orders until an exception ends it, which is sent."""
     try:
-        threading.Thread(target=_read_orders, args=(stream, inbox), daemon=True).start()
         engine = build(spec)
         send(Hello(pid=os.getpid()))
         if spec.kind == "replica":
@@ -88,8 +96,6 @@ def serve(spec: WorkerSpec, stream: BinaryIO, send: Send) -> None:
         traceback.print_exc()
         with contextlib.suppress(OSError):  # the driver may be what is gone
             send(Crashed(reason=one_line(error)))
-    sys.stderr.flush()
-    os._exit(1)  # the reader thread and the engine's own must not hold the process up
 
 
 def build(spec: WorkerSpec) -> RolloutEngine | TrainingEngine:
@@ -134,6 +140,8 @@ def _train(engine: TrainingEngine, inbox: Inbox, send: Send) -> None:
         order = inbox.get()
         try:
             report = engine.run(order)
+        except EngineLost:
+            raise
         except Exception as error:  # noqa: BLE001 - one order's failure is its own
             traceback.print_exc()
             send(failures(order, one_line(error)))

@@ -17,22 +17,66 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Protocol
 
+from executor.folders import RunFolder
 from executor.protocols import Order, Report
 from executor.wire import HEAD, Crashed, Hello, WorkerSpec, pack, unpack
+
+Receive = Callable[[Hello | list[Report]], None]
 
 _EXIT_GRACE_S = 5.0
 _POLL_S = 0.01
 
 
+class Worker(Protocol):
+    """One incarnation of a worker, wherever it runs; what it says goes to whoever made it."""
+
+    async def run(self) -> str:
+        """Start it and hear it to its end; returns why it ended. Cancelling kills it."""
+
+    def send(self, order: Order) -> None:
+        """Queue an order; never blocks, and says nothing when the worker is gone: `run` does that."""
+
+    def kill(self) -> None:
+        """End it at once, whatever it is doing; `run` then tells so. It may be dead already."""
+
+    async def gone(self) -> None:
+        """Wait until the killed worker has left its memory and its devices."""
+
+
+class Place(Protocol):
+    """Where the workers of a run are."""
+
+    def worker(self, spec: WorkerSpec, receive: Receive) -> Worker:
+        """A worker to be; `receive` will be called with each `Hello` and each list of reports."""
+
+    def leave(self) -> None:
+        """Let go of the place, when every worker is gone."""
+
+
+class ThisMachine:
+    """The `Place` of worker processes; what they print goes to a log each in the run folder."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def worker(self, spec: WorkerSpec, receive: Receive) -> WorkerProcess:
+        """A worker process to be."""
+        return WorkerProcess(spec, self._folder.log(spec.name), receive)
+
+    def leave(self) -> None:
+        """Nothing to let go of."""
+
+
 class WorkerProcess:
-    """One incarnation of a worker; `receive` is called with each `Hello` and each list of reports.
+    """A `Worker` that is a process of this machine; `receive` is told each `Hello` and list of reports.
 
     Orders and reports have a pipe each: were they to share a socket, an order that meets a dead worker would
     tear down with it what the worker said last.
     """
 
-    def __init__(self, spec: WorkerSpec, log: Path, receive: Callable[[Hello | list[Report]], None]) -> None:
+    def __init__(self, spec: WorkerSpec, log: Path, receive: Receive) -> None:
         self.spec = spec
         self._log = log
         self._receive = receive
@@ -44,7 +88,9 @@ class WorkerProcess:
         """Start the process and hear it to its end; returns why it ended. Cancelling kills it."""
         try:
             # In this thread: the kernel ties the child's life to the thread that starts it.
-            self._process = _spawn(self.spec, self._log)
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with self._log.open("ab") as log:
+                self._process = spawn(self.spec, log)
         except OSError as error:
             return f"could not be started: {error}"
         try:
@@ -82,11 +128,6 @@ class WorkerProcess:
         """Whether the process has been started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process was started and has ended."""
-        return self._process is not None and not self.is_alive
-
     async def gone(self) -> None:
         """Wait until the killed process has left its memory and its cores."""
         while self.is_alive:  # noqa: ASYNC110 - a child process has no asyncio event
@@ -112,34 +153,40 @@ class WorkerProcess:
             await asyncio.wait_for(self.gone(), _EXIT_GRACE_S)
         except TimeoutError:
             return "closed its pipe without exiting"
-        status = self._process.returncode
-        if status >= 0:
-            return f"exited with status {status}; see {self._log.name}"
-        is_named = -status in {number.value for number in signal.Signals}
-        name = signal.Signals(-status).name if is_named else f"signal {-status}"
-        return f"killed by {name}; see {self._log.name}"
+        return f"{ending(self._process.returncode)}; see {self._log.name}"
 
 
-def _spawn(spec: WorkerSpec, log: Path) -> subprocess.Popen[bytes]:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "executor.worker", spec.name, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=output,
-            env=_surroundings(spec),
-        )
+def spawn(spec: WorkerSpec, stderr: IO[bytes] | None, **more: str) -> subprocess.Popen[bytes]:
+    """Start the process of a worker, with `more` in its environment; its spec must be the first thing sent."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "executor.worker", spec.name, str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env={**_surroundings(spec), **more},
+    )
+
+
+def settings(spec: WorkerSpec) -> dict[str, str]:
+    """What must be in a worker's environment before torch is imported."""
+    threads = str(len(spec.cores))
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+
+
+def defaults() -> dict[str, str]:
+    """What is in a worker's environment unless the user's says otherwise."""
+    return {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
 
 def _surroundings(spec: WorkerSpec) -> dict[str, str]:
-    """The child's environment: our import path, and thread limits that must be there before torch is."""
-    threads = str(len(spec.cores))
-    return {
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-    }
+    """The child's environment: our own with our import path."""
+    path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    return {**defaults(), **os.environ, "PYTHONPATH": path, **settings(spec)}
+
+
+def ending(status: int) -> str:
+    """How a process ended, by its return code."""
+    if status >= 0:
+        return f"exited with status {status}"
+    is_named = -status in {number.value for number in signal.Signals}
+    return f"killed by {signal.Signals(-status).name if is_named else f'signal {-status}'}"

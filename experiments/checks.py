@@ -15,6 +15,7 @@ import msgspec
 from experiments.schema import Misfit, one_of
 from experiments.yaml_strict import Path
 from marlaas.spec import (
+    ClusterSpec,
     Distribution,
     Environment,
     Experiment,
@@ -35,6 +36,7 @@ def check(experiment: Experiment) -> None:
     """Raise `Misfit` for the first contradiction in an experiment whose `count`s are not yet expanded."""
     _check_system(experiment)
     _check_replicas(experiment.cluster.replicas, ("cluster", "replicas"))
+    _check_placement(experiment.cluster, ("cluster",))
     for name, environment in experiment.environments.items():
         _check_environment(environment, ("environments", name))
     for index, task in enumerate(experiment.tasks):
@@ -74,6 +76,24 @@ def _check_replicas(replicas: ReplicasSpec, path: Path) -> None:
     if replicas.block_tokens is not None and replicas.kv_tokens < replicas.block_tokens:
         problem = f"{replicas.kv_tokens} are less than one block of {replicas.block_tokens}"
         raise Misfit((*path, "kv_tokens"), problem, "wanted at least block_tokens")
+
+
+def _check_placement(cluster: ClusterSpec, path: Path) -> None:
+    if cluster.placement == "local":
+        for key in ("ray_address", "shared_folder"):
+            if getattr(cluster, key):
+                problem = f"{key} means nothing to workers of one machine"
+                raise Misfit((*path, key), problem, "wanted placement: ray with it")
+        return
+    for kind, pool in (("replicas", cluster.replicas), ("lanes", cluster.lanes)):
+        if pool.device == "auto":
+            problem = "Ray must be told which devices to reserve"
+            raise Misfit((*path, kind, "device"), problem, "wanted cpu, cuda or npu")
+    address = cluster.ray_address
+    if address is not None and address != "auto" and not re.fullmatch(r"[^/\s:]+:\d+", address):
+        problem = f"{address!r} is not the address of a Ray cluster"
+        wanted = "wanted HOST:PORT or auto; run marlaas on a node of the cluster, not through ray://"
+        raise Misfit((*path, "ray_address"), problem, wanted)
 
 
 def _check_environment(environment: Environment, path: Path) -> None:
