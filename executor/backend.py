@@ -25,7 +25,7 @@ from executor.clock import Clock
 from executor.environments import Environment
 from executor.folders import RunFolder
 from executor.payloads import Payloads
-from executor.pool import WorkerPool, worker_specs
+from executor.pool import WorkerPool, place_of, worker_specs
 from executor.protocols import Report
 from executor.steps import EnvironmentSteps
 from executor.timetable import keep_timetable
@@ -97,7 +97,8 @@ class ExecutorBackend:
         self._payloads = Payloads(experiment, self._folder, self._transcripts)
         self._steps = EnvironmentSteps(experiment, self._transcripts, clock, self._background)
         specs = worker_specs(experiment, plugins.replica, plugins.lane)
-        self._workers = WorkerPool(specs, self._folder, self._background)
+        place = place_of(experiment, self._folder)
+        self._workers = WorkerPool(specs, place, self._background)
         self._generates: dict[int, Generate] = {}
         self._versions: dict[int, tuple[str, int]] = {}
         self._trained: dict[str, Train] = {}
