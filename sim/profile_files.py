@@ -22,7 +22,7 @@ def load_profile(path: str | Path) -> Profile:
     return converted(data, Profile, str(path))
 
 
-def dump_profile(profile: Profile) -> str:
+def dump_profile(profile: Profile | HardwareProfile) -> str:
     """The profile as YAML that `load_profile` reads back to the same."""
     import yaml
 

@@ -28,3 +28,11 @@ def multi_lora_runs() -> dict[str, dict[str, Any]]:
         pytest.skip(f"needs {path}, which is not part of the project")
     runs: dict[str, dict[str, Any]] = json.loads(path.read_text())
     return runs
+
+
+def vllm_runs() -> Path:
+    """The folder of two vLLM runs with one-second counters; skips the test where it is absent."""
+    folder = data_folder() / "vllm_runs"
+    if not folder.is_dir():
+        pytest.skip(f"needs {folder}, which is not part of the project")
+    return folder
