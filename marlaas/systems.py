@@ -15,10 +15,8 @@ from marlaas.spec import Experiment, SystemSpec
 SYSTEMS: Mapping[str, SystemSpec] = {
     "single": SystemSpec(tasks_in_flight="one"),
     "sync": SystemSpec(barrier="round", training_order="registration"),
-    "sync-single-lora": SystemSpec(
-        barrier="round", training_order="registration", batching="single-lora", placement="deal"
-    ),
-    "async-single-lora": SystemSpec(batching="single-lora", placement="deal"),
+    "sync-single-lora": SystemSpec(barrier="round", training_order="registration", batching="single-lora"),
+    "async-single-lora": SystemSpec(batching="single-lora"),
     "marlaas": SystemSpec(),
 }
 
@@ -40,12 +38,13 @@ def compose(experiment: Experiment) -> System:
     spec = SYSTEMS[named] if isinstance(named, str) else named
     in_rounds = spec.barrier == "round"
     is_multi = spec.batching == "multi-lora"
+    spreads = is_multi if spec.placement is None else spec.placement == "spread"
     train = policies.train_oldest if spec.training_order == "fifo" else policies.train_registered
     return System(
         admit=policies.admit_one if spec.tasks_in_flight == "one" else policies.admit_all,
         start=policies.start_together if in_rounds else policies.start_at_once,
         train=policies.train_after_round(train) if in_rounds else train,
-        place=policies.spread if spec.placement == "spread" else policies.deal,
+        place=policies.spread if spreads else policies.deal,
         evict=policies.evict_idle if is_multi else policies.evict_finished,
         capacity=experiment.cluster.replicas.slots if is_multi else 1,
     )
