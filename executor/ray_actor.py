@@ -41,6 +41,9 @@ class WorkerActor:
         except OSError as error:
             self._post(worker.failures(order, worker.one_line(error)))
 
+    def is_here(self) -> None:
+        """Nothing but a sign of life."""
+
     def hear(self) -> list[Said]:
         """What was said since the last time; waits for something."""
         said = [self._outbox.get()]

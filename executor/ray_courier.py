@@ -86,7 +86,7 @@ class Stock(Generic[Ref]):
         self._present: dict[Path, tuple[str, Ref]] = {}
 
     def refs(self, order: Order) -> list[Ref]:
-        """References to the parcels an order needs; one that is not there is left out, for the engine to miss."""
+        """The parcels an order needs; a folder that is not there is left out, for the engine to miss."""
         found = (self._ref(folder) for folder in needed(order.payload))
         return [ref for ref in found if ref is not None]
 

@@ -7,6 +7,7 @@ that is lost are the same loss. Imports Ray only when a run asks for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -25,6 +26,8 @@ from marlaas.errors import InputError
 from marlaas.spec import ClusterSpec, LanesSpec, ReplicasSpec
 
 _REACH_S = 5.0
+_FATE_WITHIN_S = 30.0  # Ray takes about ten seconds to be sure that a node is dead
+_ASK_AGAIN_S = 0.1
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # a run phones nobody
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's own default to come; without it every import warns
@@ -72,16 +75,21 @@ class RayWorker:
 
     async def run(self) -> str:
         """Start the actor and hear it to its end; returns why it ended. Cancelling kills it."""
-        from ray.exceptions import RayError
+        from ray.exceptions import ActorUnavailableError, RayError
 
+        is_cut_off = False
         try:
             self._actor = self._actor_class.remote(self._spec, self._is_shared)
             self._actor.work.remote()
             return await self._hear()
+        except ActorUnavailableError:
+            is_cut_off = True
+            return "its node is out of reach"
         except RayError as error:
             return _reason(error)
         finally:
-            self.kill()
+            if not is_cut_off:
+                self.kill()
 
     async def _hear(self) -> str:
         while True:
@@ -115,7 +123,26 @@ class RayWorker:
             ray.kill(self._actor)
 
     async def gone(self) -> None:
-        """Nothing to wait for: Ray starts no actor on devices that another has not left."""
+        """Wait until the cluster knows what became of an actor out of reach, if it does soon; then end it.
+
+        Killed before that it would be counted dead alone, and its successor be sent to the same dead node.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._fate(), _FATE_WITHIN_S)
+        self.kill()
+
+    async def _fate(self) -> None:
+        from ray.exceptions import ActorUnavailableError, RayError
+
+        while self._actor is not None:
+            try:
+                await self._actor.is_here.remote()
+            except ActorUnavailableError:
+                await asyncio.sleep(_ASK_AGAIN_S)
+            except RayError:
+                return
+            else:
+                return
 
 
 def reservation(pool: ReplicasSpec | LanesSpec) -> dict[str, Any]:
@@ -186,13 +213,13 @@ def wanted(cluster: ClusterSpec) -> Counter[str]:
 
 def _actor_class() -> Any:
     ray: Any = importlib.import_module("ray")  # its types know neither groups nor classes made here
-    groups = {"orders": "tell", "reports": "hear"}
+    groups = {"tell": "orders", "is_here": "orders", "hear": "reports"}
     methods = {
         name: ray.method(concurrency_group=group)(getattr(WorkerActor, name))
-        for group, name in groups.items()
+        for name, group in groups.items()
     }
     grouped = type("WorkerActor", (WorkerActor,), methods)
-    return ray.remote(concurrency_groups=dict.fromkeys(groups, 1))(grouped)
+    return ray.remote(concurrency_groups=dict.fromkeys(groups.values(), 1))(grouped)
 
 
 def _reason(error: BaseException) -> str:

@@ -157,7 +157,7 @@ class WorkerProcess:
 
 
 def spawn(spec: WorkerSpec, stderr: IO[bytes] | None, **more: str) -> subprocess.Popen[bytes]:
-    """Start the process of a worker, with `more` in its environment; its spec must be the first thing sent."""
+    """Start the process of a worker, with `more` in its environment; its spec is to be sent first."""
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "executor.worker", spec.name, str(os.getpid())],
         stdin=subprocess.PIPE,
