@@ -29,6 +29,8 @@ def trajectories_are_late(core: Core, name: str, batch: Batch, trajectories: lis
     if task.batch is not batch:
         return
     late = [t for t in trajectories if t.state not in ("finished", "dropped")]
+    if not late:  # the batch may be complete already, and be trained at this very moment
+        return
     aborting: dict[int, list[int]] = {}
     for trajectory in late:
         trajectory.doom = "trajectory_deadline"

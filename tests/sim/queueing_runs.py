@@ -96,7 +96,7 @@ def batch_means(values: Floats, num_batches: int = 20, warm_up: float = 0.05) ->
 
 
 def controlled(values: Floats, controls: Sequence[tuple[Floats, float]], num_batches: int = 50) -> Interval:
-    """The interval for a mean, made narrower by what is known: controls of the same visits and their true means.
+    """The interval for a mean, narrowed by what is known: controls of the same visits and their true means.
 
     Batch means are regressed on the batch means of the controls less their truth; the intercept is the mean.
     """
@@ -129,7 +129,7 @@ def _experiment(tasks: tuple[TaskSpec, ...], *, seed: int, concurrency: int, lan
         limits=PATIENT,
         environments={"e": SumsEnvironment(concurrency=concurrency, timeout_s=1e8)},
         cluster=ClusterSpec(
-            replicas=ReplicasSpec(slots=len(tasks), max_num_seqs=most, kv_tokens=10**15),
+            replicas=ReplicasSpec(slots=len(tasks), max_num_seqs=most, kv_tokens=10**11 * most),
             lanes=LanesSpec(count=lanes),
         ),
     )
