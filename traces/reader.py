@@ -13,6 +13,7 @@ import io
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, NoReturn
 from zlib import crc32
@@ -23,6 +24,7 @@ import zstandard
 from marlaas.commands import Command
 from marlaas.errors import InputError, TraceError
 from marlaas.events import Event, RunStarted
+from traces.blocks import Place, blocks, lines_of, read_block
 from traces.schema import (
     SCHEMA_VERSION,
     Header,
@@ -105,7 +107,20 @@ class TraceReader:
             self.header, _ = self._read_header(stream)
 
     def __iter__(self) -> Iterator[Record]:
-        for record in self.raw_records():
+        with _open(self.path) as stream:
+            place = Place(1, self._read_header(stream)[1])
+            unread = blocks(stream)
+            for block in unread:
+                found = read_block(block, place)
+                if found is None:
+                    yield from self._one_by_one(lines_of(chain([block], unread)), place)
+                    return
+                records, place = found
+                yield from records
+        self.torn = False
+
+    def _one_by_one(self, lines: Iterable[bytes], place: Place) -> Iterator[Record]:
+        for record in self._in_order(self._sealed_records(lines, place), place):
             if not record.is_intact:
                 last = record.line + len(record.commands)
                 lines = f"lines {record.line} to {last}" if record.commands else "the line"
@@ -116,11 +131,12 @@ class TraceReader:
         """Every record, altered ones too, as long as they can be read as events and commands at all."""
         with _open(self.path) as stream:
             _, crc = self._read_header(stream)
-            yield from self._in_order(self._sealed_records(stream, crc))
+            place = Place(1, crc)
+            yield from self._in_order(self._sealed_records(stream, place), place)
 
-    def _in_order(self, records: Iterable[RawRecord]) -> Iterator[RawRecord]:
+    def _in_order(self, records: Iterable[RawRecord], place: Place) -> Iterator[RawRecord]:
         """Pass records on, refusing those out of order; after an altered one nothing is certain."""
-        at, last_id, is_first, is_sure = 0, 0, True, True
+        at, last_id, is_first, is_sure = place.at, place.last_id, place.line == 1, True
         for record in records:
             is_sure = is_sure and record.is_intact
             if is_sure:
@@ -137,9 +153,9 @@ class TraceReader:
                 at, is_first = event.at, False
             yield record
 
-    def _sealed_records(self, stream: Iterable[bytes], crc: int) -> Iterator[RawRecord]:
-        number, held = 1, list[bytes]()
-        for line in stream:
+    def _sealed_records(self, lines: Iterable[bytes], place: Place) -> Iterator[RawRecord]:
+        number, crc, held = place.line, place.crc, list[bytes]()
+        for line in lines:
             number += 1
             if not is_sealed(line):
                 held.append(line)

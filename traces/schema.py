@@ -17,6 +17,7 @@ Owns the format; does no I/O. Nothing derived is stored in a trace.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any, Literal
 from zlib import crc32
 
@@ -102,19 +103,19 @@ SEAL = b',"crc":"'
 SEAL_LENGTH = len(b',"crc":"00000000"}\n')
 NUM_BEFORE_DIGITS = len(SEAL)
 
-_encode_lines = msgspec.json.Encoder().encode_lines
+encode_lines = msgspec.json.Encoder().encode_lines
 _line_decoder: msgspec.json.Decoder[Event | Command] = msgspec.json.Decoder(AnyEvent | AnyCommand)
 _decode_header = msgspec.json.Decoder(Header).decode
 
 
 def encode_record(event: Event, commands: tuple[Command, ...]) -> bytes:
     """The lines of a record, not yet sealed."""
-    return _encode_lines((event, *commands))
+    return encode_lines((event, *commands))
 
 
 def encode_header(header: Header) -> bytes:
     """The header's line, not yet sealed. Keys keep their order: the scheduler may depend on it."""
-    return _encode_lines((header,))
+    return encode_lines((header,))
 
 
 def decode_line(line: bytes) -> Event | Command:
@@ -136,6 +137,16 @@ def seal(lines: bytes, before: int) -> tuple[bytes, int]:
     """Sealed lines and their CRC, from unsealed lines and the CRC of the record before."""
     crc = crc32(lines, before)
     return lines[:-2] + b',"crc":"%08x"}\n' % crc, crc
+
+
+def seal_all(records: Iterable[Record], before: int) -> tuple[bytes, int]:
+    """The sealed lines of several records one after the other, and the CRC of the last."""
+    parts = []
+    for event, commands in records:
+        lines = encode_lines((event, *commands))
+        before = crc32(lines, before)
+        parts.append(lines[:-2] + b',"crc":"%08x"}\n' % before)
+    return b"".join(parts), before
 
 
 def is_sealed(line: bytes) -> bool:

@@ -5,6 +5,7 @@ Small accumulators that hold one number or interval per change, never one per sp
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import accumulate
 
 NS = 1_000_000_000
@@ -22,6 +23,9 @@ class Cover:
         if end <= start:
             return
         starts, ends = self.starts, self.ends
+        if ends and starts[-1] <= start <= ends[-1]:
+            ends[-1] = end
+            return
         while ends and start <= ends[-1]:
             ends.pop()
             start = min(start, starts.pop())
@@ -78,29 +82,26 @@ class Level:
     """A quantity that spans raise while they last."""
 
     def __init__(self) -> None:
-        self._changes: dict[int, int] = {}
+        self._changes: defaultdict[int, int] = defaultdict(int)
         self._steps: list[tuple[int, int]] | None = None
 
     def add(self, start: int, end: int, amount: int = 1) -> None:
         """Raise the level by `amount` from `start` to `end` (ns)."""
-        changes = self._changes
         self._steps = None
-        changes[start] = changes.get(start, 0) + amount
-        changes[end] = changes.get(end, 0) - amount
+        self._changes[start] += amount
+        self._changes[end] -= amount
 
     def steps(self) -> list[tuple[int, int]]:
         """(time in ns, level from then on), one pair per change, in order."""
         if self._steps is None:
-            level, self._steps = 0, []
-            for at, change in sorted(self._changes.items()):
-                if change:
-                    level += change
-                    self._steps.append((at, level))
+            changes = sorted([change for change in self._changes.items() if change[1]])
+            levels = accumulate([change for _, change in changes])
+            self._steps = [(at, level) for (at, _), level in zip(changes, levels, strict=True)]
         return self._steps
 
     def peak(self) -> int:
         """The highest level."""
-        return max((level for _, level in self.steps()), default=0)
+        return max([level for _, level in self.steps()], default=0)
 
     def sum_ns(self, since: int, until: int) -> int:
         """The integral of the level over [since, until]."""

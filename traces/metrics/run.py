@@ -19,6 +19,7 @@ from marlaas.commands import (
     Generate,
     LoadAdapter,
     Publish,
+    StepEnvironment,
     Train,
 )
 from marlaas.events import TaskSubmitted
@@ -68,7 +69,9 @@ class Run:
         self._last = 0
         self._also = also
         self._takes: Mapping[type, Callable[[Span, Any], None]] = {
+            **dict.fromkeys(_OF_A_TASK, self._add_to_task),
             Generate: self._add_turn,
+            StepEnvironment: self._add_environment_step,
             LoadAdapter: self._add_load,
             CreateAdapter: self._add_job,
             Train: self._add_job,
@@ -83,13 +86,9 @@ class Run:
             yield record
 
     def _add(self, span: Span) -> None:
-        command = span.command
-        kind = command.__class__
-        take = self._takes.get(kind)
+        take = self._takes.get(span.command.__class__)
         if take is not None:
-            take(span, command)
-        if kind in _OF_A_TASK:
-            self.tasks[command.task].add(span)
+            take(span, span.command)
         if self._also is not None:
             self._also(span)
 
@@ -102,12 +101,21 @@ class Run:
             self.num_tokens += turn.output_tokens
             self.flows[replica].add(start, end, turn.output_tokens)
             self.kv[replica].add(start, end, turn.prompt_tokens + turn.output_tokens)
+        self.tasks[command.task].add_turn(span, command)
 
-    def _add_load(self, span: Span, _: LoadAdapter) -> None:
+    def _add_environment_step(self, span: Span, command: StepEnvironment) -> None:
+        self.tasks[command.task].add_environment_step(span, command)
+
+    def _add_to_task(self, span: Span, command: Any) -> None:
+        self.tasks[command.task].add(span)
+
+    def _add_load(self, span: Span, command: LoadAdapter) -> None:
+        self._add_to_task(span, command)
         if span.ending == "ok":
             self.load_times_ns.append(span.end - span.start)
 
     def _add_job(self, span: Span, command: CreateAdapter | Train | Publish) -> None:
+        self._add_to_task(span, command)
         self.lane_covers[command.lane].add(span.start, span.end)
         if isinstance(command, Train) and span.ending == "ok":
             self.updates.append((span.answer.stats.num_tokens, span.end - span.start))

@@ -137,7 +137,9 @@ class Joiner:
         self._end_one(event.command, "ok", event)
 
     def _turn_generated(self, event: TurnGenerated) -> None:
-        self._end_turn(event.command, event.trajectory, "ok", event)
+        flight = self._flights.get(event.command)
+        if flight is not None and event.trajectory in flight.open:
+            self._end_flight(flight, event.trajectory, "ok", event)
 
     def _turns_aborted(self, event: TurnsAborted) -> None:
         abort, _ = self._open.pop(event.command, (None, 0))
@@ -181,10 +183,13 @@ class Joiner:
     def _end_turn(self, number: int | None, trajectory: int, ending: Ending, answer: Event | None) -> None:
         flight = self._flights.get(number)  # type: ignore[arg-type]  # None is never a key
         if flight is not None and trajectory in flight.open:
-            flight.open.remove(trajectory)
-            if not flight.open:
-                del self._flights[flight.command.id]
-            self._on_span(Span(flight.command, trajectory, flight.start, self._now, ending, answer))
+            self._end_flight(flight, trajectory, ending, answer)
+
+    def _end_flight(self, flight: _Flight, trajectory: int, ending: Ending, answer: Event | None) -> None:
+        flight.open.remove(trajectory)
+        if not flight.open:
+            del self._flights[flight.command.id]
+        self._on_span(Span(flight.command, trajectory, flight.start, self._now, ending, answer))
 
     def _end_turns(self, number: int, ending: Ending, answer: Event | None) -> None:
         for trajectory in sorted(self._flights[number].open):

@@ -110,7 +110,8 @@ class TaskLedger:
     def _add_load(self, span: Span, command: LoadAdapter) -> None:
         self._loads.setdefault((command.replica, command.version), []).append((span.start, span.end))
 
-    def _add_turn(self, span: Span, command: Generate) -> None:
+    def add_turn(self, span: Span, command: Generate) -> None:
+        """Take in a turn; what `add` does with one."""
         if span.ending == "ok":
             self.num_tokens += span.answer.output_tokens
         if command.step != len(self.rows) or self._complete is not None:
@@ -127,7 +128,8 @@ class TaskLedger:
         self._times[_GENERATE] += span.end - until
         self._go_on(i, span.end)
 
-    def _add_environment_step(self, span: Span, command: StepEnvironment) -> None:
+    def add_environment_step(self, span: Span, command: StepEnvironment) -> None:
+        """Take in an environment step; what `add` does with one."""
         if command.step != len(self.rows) or self._complete is not None:
             return
         i = span.trajectory
@@ -156,10 +158,12 @@ class TaskLedger:
 
     def _loading(self, command: Generate, since: int, until: int) -> int:
         """How long (ns) the command's adapter was being loaded on its replica within [since, until]."""
+        loads = self._loads.get((command.replica, command.version))
+        if not loads or loads[-1][1] <= since:  # loads of one adapter end in order
+            return 0
         number, asked, overlap = self._overlap
         if number == command.id and asked == since:
             return overlap
-        loads = self._loads.get((command.replica, command.version), ())
         overlap = sum(max(0, min(end, until) - max(start, since)) for start, end in loads)
         self._overlap = command.id, since, overlap
         return overlap
@@ -246,8 +250,8 @@ class TaskLedger:
 
 
 _TAKES: Mapping[type, Callable[[TaskLedger, Span, Any], None]] = {
-    Generate: TaskLedger._add_turn,
-    StepEnvironment: TaskLedger._add_environment_step,
+    Generate: TaskLedger.add_turn,
+    StepEnvironment: TaskLedger.add_environment_step,
     LoadAdapter: TaskLedger._add_load,
     Train: TaskLedger._add_training,
     Publish: TaskLedger._add_publishing,
