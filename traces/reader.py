@@ -123,8 +123,8 @@ class TraceReader:
         for record in self._in_order(self._sealed_records(lines, place), place):
             if not record.is_intact:
                 last = record.line + len(record.commands)
-                lines = f"lines {record.line} to {last}" if record.commands else "the line"
-                self._refuse(record.line, f"{lines} altered or moved after writing", "the recorded bytes")
+                which = f"lines {record.line} to {last}" if record.commands else "the line"
+                self._refuse(record.line, f"{which} altered or moved after writing", "the recorded bytes")
             yield record.event, record.commands
 
     def raw_records(self) -> Iterator[RawRecord]:

@@ -21,7 +21,7 @@ from traces.reader import cut_torn_tail, read_header
 from traces.schema import Header, Record, encode_header, seal, seal_all
 
 BLOCK_RECORDS = 4096
-_WITH_FLOATS = frozenset((EnvironmentStepped, TrainingFinished))
+_WITH_FLOATS: frozenset[type[Event]] = frozenset((EnvironmentStepped, TrainingFinished))
 
 
 class TraceWriter:
@@ -51,7 +51,7 @@ class TraceWriter:
         Raises `TraceError`, having written nothing, for a number that JSON cannot hold (not finite).
         """
         if event.__class__ in _WITH_FLOATS:
-            _check_finite(event)  # type: ignore[arg-type]  # of one of these classes
+            _check_finite(event)
         self._held.append((event, commands))
         if len(self._held) >= self._block_records:
             self._flush()
@@ -111,13 +111,14 @@ class TraceWriter:
         return cut_torn_tail(self.path).crc
 
 
-def _check_finite(event: EnvironmentStepped | TrainingFinished) -> None:
+def _check_finite(event: Event) -> None:
     """JSON has no NaN: written as null it would read back as a value that was not known."""
     if isinstance(event, EnvironmentStepped):
         if event.reward is None or math.isfinite(event.reward):
             return
         field, value = "reward", event.reward
     else:
+        assert isinstance(event, TrainingFinished)
         stats = msgspec.structs.asdict(event.stats)
         wrong = [(k, v) for k, v in stats.items() if isinstance(v, float) and not math.isfinite(v)]
         if not wrong:
