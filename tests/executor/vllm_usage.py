@@ -1,6 +1,6 @@
 """Reads what our sources ask of vLLM: imports, arguments, methods, attributes, variables, routes.
 
-Which class an expression is of is told by its last name, from `MEANS`: our sources keep to one name per thing.
+Which class an expression is of is told by its last name, from `MEANS`: our sources keep to one name a thing.
 Knows no vLLM: uses are judged against the list in `vllm_names.json`.
 """
 

@@ -6,15 +6,19 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from experiments import doctor
 from experiments.ascend.capabilities import LIMITS, PINNED, RELEASES
 from experiments.ascend.findings import DRIVER, findings, require_capable, require_machine
 from experiments.ascend.machine import Machine, cann_version, look
+from experiments.load import load_experiment
+from experiments.run import simulate
 from marlaas.errors import InputError
 from marlaas.spec import ClusterSpec, Experiment, LoraSpec, ModelSpec, ReplicasSpec, SumsEnvironment, TaskSpec
 
 ROOT = Path(__file__).parents[2]
+QWEN3_0_6B = {"model_type": "qwen3", "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
 QWEN3_14B = {"model_type": "qwen3", "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128}
 GOOD: dict[str, str | None] = {
     "torch": PINNED.torch,
@@ -258,3 +262,24 @@ def test_the_doctor_shows_what_is_known_of_adapters(tmp_path: Path, monkeypatch:
     nothing = look(tmp_path / "empty", {"PATH": "/nowhere"}, lambda package: None)
     elsewhere = abilities(monkeypatch, nothing)
     assert [what for what in elsewhere if what.startswith("Ascend")] == []
+
+
+# --- the experiments for such machines -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "num_npus", "model"), [("node16.yaml", 16, QWEN3_0_6B), ("cluster64.yaml", 64, QWEN3_14B)]
+)
+def test_the_shipped_experiments_fit_their_machines(
+    tmp_path: Path, file: str, num_npus: int, model: dict[str, Any]
+) -> None:
+    """Half of the NPUs roll out and half train, the tables have nothing against it, it can be simulated."""
+    experiment = load_experiment(ROOT / "experiments" / "ascend" / file)
+    cluster = experiment.cluster
+    for pool in (cluster.replicas, cluster.lanes):
+        assert pool.count * pool.devices == num_npus // 2
+    require_machine(experiment, ascend_node(tmp_path))
+    require_capable(experiment, model)
+    short = replace(experiment, tasks=tuple(replace(task, steps=1) for task in experiment.tasks[:2]))
+    outcomes = simulate(short, tmp_path / "run", Console(quiet=True))
+    assert set(outcomes.values()) == {"done"}
