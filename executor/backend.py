@@ -71,7 +71,7 @@ class Plugins(msgspec.Struct, frozen=True, kw_only=True):
     Engines are named `package.module:function`, called with a `WorkerSpec` inside the worker.
     """
 
-    replica: str = "executor.engines:torch_replica"
+    replica: str = "executor.engines:replica"
     lane: str = "executor.engines:torch_lane"
     environment: Callable[[EnvironmentSpec], Environment] = embedded.build
 
@@ -92,7 +92,8 @@ class ExecutorBackend:
         self._folder = RunFolder(out)
         self._background = Background(fail)
         environments = {name: plugins.environment(spec) for name, spec in experiment.environments.items()}
-        codec = Codec(Path(experiment.model.path))
+        self._environments = environments.values()
+        codec = Codec(Path(experiment.model.path), experiment.model.chat)
         self._transcripts = Transcripts(experiment.seed, experiment.tasks, environments, codec)
         self._payloads = Payloads(experiment, self._folder, self._transcripts)
         self._steps = EnvironmentSteps(experiment, self._transcripts, clock, self._background)
@@ -145,6 +146,7 @@ class ExecutorBackend:
     async def close(self) -> None:
         """Kill every worker, cancel everything under way, and wait until both are gone."""
         await self._background.close()
+        await embedded.close_all(self._environments)
         await self._workers.close()
 
     def _start_worker(self, command: StartWorker, emit: Emit) -> None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from executor.affinity import usable_cores
 from executor.backend import Plugins
 from executor.driver import EMBEDDED
-from executor.environments import held_out_seed
+from executor.environments import close_all, held_out_seed
 from executor.folders import RunFolder
 from executor.payloads import Payloads
 from executor.protocols import Report
@@ -90,11 +90,12 @@ class _Examination:
         experiment = _examined(experiment)
         folder = RunFolder(out)
         self._experiment = experiment
+        self._environments = {name: plugins.environment(e) for name, e in experiment.environments.items()}
         self._transcripts = Transcripts(
             experiment.seed,
             experiment.tasks,
-            {name: plugins.environment(spec) for name, spec in experiment.environments.items()},
-            Codec(Path(experiment.model.path)),
+            self._environments,
+            Codec(Path(experiment.model.path), experiment.model.chat),
             lambda run_seed, task, step, prompt: held_out_seed(run_seed, task, prompt),
         )
         self._payloads = Payloads(experiment, folder, self._transcripts)
@@ -128,6 +129,7 @@ class _Examination:
             for task in (work, life):
                 task.cancel()
             await asyncio.gather(work, life, return_exceptions=True)
+            await close_all(self._environments.values())
 
     async def _examine_all(self) -> dict[Adapter, float]:
         await self._is_up.wait()

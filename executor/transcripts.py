@@ -2,7 +2,7 @@
 
 Owns prompts, sampled turns, observations and rewards from the first `Generate` of a trajectory until
 its step is committed or it is dropped, and the truncations of a task. A turn counts only if it answers
-the last `Generate` its trajectory was in. Loads the model folder's tokenizer, not its model: no torch.
+the last `Generate` its trajectory was in. Tokens come from a `Codec`: no torch.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
 import msgspec
-from tokenizers import Tokenizer
 
+from executor.codec import Codec as Codec
 from executor.environments import Environment, Observation, Problem, out_of_turns, problem_seed
 from executor.protocols import Sample, TurnResult
 from marlaas.commands import Generate
-from marlaas.errors import InputError, MarlaasError
+from marlaas.errors import MarlaasError
 from marlaas.spec import TaskSpec
 
 Key = tuple[str, int, int]
@@ -27,35 +26,6 @@ Key = tuple[str, int, int]
 
 class Unusable(MarlaasError):
     """A turn, an answer or an episode that must not be used any further; the text says why."""
-
-
-class Codec:
-    """Text to tokens and back for one model folder."""
-
-    def __init__(self, model_folder: Path) -> None:
-        file = model_folder / "tokenizer.json"
-        if not file.is_file():
-            problem = f"{model_folder} has no tokenizer.json"
-            raise InputError("model.path", problem, "name the folder of a Hugging Face model")
-        self._tokenizer = Tokenizer.from_file(str(file))
-        self._end_tokens = _end_tokens(model_folder)
-
-    def encode_prompt(self, text: str, limit: int) -> list[int]:
-        """At most the last `limit` tokens: the question is at the end."""
-        tokens: list[int] = self._tokenizer.encode(text).ids
-        return tokens[-limit:]
-
-    def encode_observation(self, text: str, limit: int) -> list[int]:
-        """At most the first `limit` tokens, none of them added by the tokenizer."""
-        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return tokens[:limit]
-
-    def decode_turn(self, tokens: list[int]) -> str:
-        """The text of a turn without the end token that closed it; other special tokens stay visible."""
-        if tokens and tokens[-1] in self._end_tokens:
-            tokens = tokens[:-1]
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
-        return text
 
 
 class Turn(msgspec.Struct, kw_only=True):
@@ -163,7 +133,8 @@ class Transcripts:
             return 0
         said.observation_text = answer.text
         limit = self._tasks[key[0]].max_observation_tokens
-        said.observation = self._codec.encode_observation(answer.text, limit)
+        is_closed = self._codec.is_closed(said.tokens)
+        said.observation = self._codec.after_turn(answer, limit, is_closed=is_closed)
         return len(said.observation)
 
     def samples(self, task: str, step: int, trajectories: Iterable[int]) -> list[Sample]:
@@ -197,7 +168,7 @@ class Transcripts:
         task = self._tasks[name]
         seed = self._problem_seed_of(self._run_seed, name, step, trajectory // task.samples)
         problem = self._environments[task.environment].problem(seed)
-        prompt = self._codec.encode_prompt(problem.prompt, task.max_prompt_tokens)
+        prompt = self._codec.opening(problem, task.max_prompt_tokens)
         episode = self._episodes[key] = Episode(problem=problem, prompt=prompt)
         return episode
 
@@ -235,13 +206,3 @@ def _line(trajectory: int, episode: Episode) -> str:
         "reward": episode.reward,
     }
     return json.dumps(line, ensure_ascii=False) + "\n"
-
-
-def _end_tokens(model_folder: Path) -> frozenset[int]:
-    """The end tokens that the model folder declares, in its generation settings or else its configuration."""
-    for name in ("generation_config.json", "config.json"):
-        file = model_folder / name
-        declared = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
-        if declared is not None:
-            return frozenset([declared] if isinstance(declared, int) else declared)
-    return frozenset()

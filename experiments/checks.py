@@ -25,6 +25,7 @@ from marlaas.spec import (
     Mixture,
     ReplicasSpec,
     ReverseEnvironment,
+    SearchEnvironment,
     SortEnvironment,
     TaskSpec,
     Uniform,
@@ -112,8 +113,8 @@ def _check_task(experiment: Experiment, task: TaskSpec, path: Path) -> None:
         wanted = one_of(task.environment, experiment.environments, "environments")
         raise Misfit((*path, "environment"), f"unknown environment {task.environment!r}", wanted)
     environment = experiment.environments[task.environment]
-    if isinstance(environment, LookupEnvironment) and task.max_turns < 2:
-        problem = f"a lookup needs a turn to ask and a turn to answer, got {task.max_turns}"
+    if isinstance(environment, LookupEnvironment | SearchEnvironment) and task.max_turns < 2:
+        problem = f"asking and answering need a turn each, got {task.max_turns}"
         raise Misfit((*path, "max_turns"), problem, "wanted at least 2")
     kv_tokens = experiment.cluster.replicas.kv_tokens
     if task.max_context_tokens > kv_tokens:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from experiments import checks, costs
+from experiments.environment_files import is_sample, map_files
 from experiments.overrides import Override, read_overrides
 from experiments.schema import Misfit, convert, one_of
 from experiments.yaml_strict import Document, dump, parse, render
@@ -154,7 +155,11 @@ def _resolve(experiment: Experiment, path: Path) -> Experiment:
     profile = experiment.profile
     if profile is not None:
         profile = _absolute(profile, path, _shipped_profile(profile) is not None)
-    return msgspec.structs.replace(experiment, model=model, profile=profile)
+    environments = {
+        name: map_files(environment, lambda file: _absolute(file, path, is_sample(file)))
+        for name, environment in experiment.environments.items()
+    }
+    return msgspec.structs.replace(experiment, model=model, profile=profile, environments=environments)
 
 
 def _absolute(name: str, yaml: Path, is_shipped: bool) -> str:

@@ -83,31 +83,40 @@ def _require_devices(experiment: Experiment) -> None:
         from executor.base_model import choose_device
 
         for pool in pools:
-            choose_device(pool.device, pool.devices)
+            # A lane of several devices has a process for each.
+            choose_device(pool.device, 1 if isinstance(pool, LanesSpec) else pool.devices)
 
 
 def _require_room_for_problems(experiment: Experiment, folder: Path) -> None:
-    """Look at the problems of each task's first batch: none may be cut, none may be beyond answering."""
+    """Look at the problems of each task's first batch: none may be cut, none may be beyond answering.
+
+    Building the environments finds what only they can know: a library that is missing, a line that is bad.
+    """
     from executor import environments
-    from executor.transcripts import Codec
+    from executor.codec import Codec
 
-    codec = Codec(folder)
-
-    def longest(texts: Iterator[str]) -> int:
-        return max(len(codec.encode_prompt(text, NO_LIMIT)) for text in texts)
-
+    codec = Codec(folder, experiment.model.chat)
+    built = {
+        name: environments.build(spec, f"environments.{name}")
+        for name, spec in experiment.environments.items()
+    }
     for where, task in _tasks(experiment):
-        environment = environments.build(experiment.environments[task.environment])
+        environment = built[task.environment]
         seeds = [environments.problem_seed(experiment.seed, task.name, 0, i) for i in range(task.prompts)]
         problems = [environment.problem(seed) for seed in seeds]
-        prompt = longest(problem.prompt for problem in problems)
+        prompt = max(len(codec.opening(problem, NO_LIMIT)) for problem in problems)
         if prompt > task.max_prompt_tokens:
             problem = f"a prompt has {prompt} tokens and would be cut to {task.max_prompt_tokens}"
             raise InputError(f"{where}.max_prompt_tokens", problem, f"wanted at least {prompt}")
-        answer = longest(turn for problem in problems for turn in problem.solution) + 1
+        turns = (turn for problem in problems for turn in problem.solution)
+        answer = max((len(codec.encode_observation(turn, NO_LIMIT)) for turn in turns), default=0) + 1
         if answer > task.max_new_tokens:
             problem = f"an answer needs {answer} tokens with its end and may have {task.max_new_tokens}"
             raise InputError(f"{where}.max_new_tokens", problem, f"wanted at least {answer}")
+        setting = codec.num_setting_tokens if task.max_turns > 1 else 0
+        if setting > task.max_observation_tokens:
+            problem = f"the chat template alone adds {setting} tokens between two turns"
+            raise InputError(f"{where}.max_observation_tokens", problem, f"wanted more than {setting}")
 
 
 def _tasks(experiment: Experiment) -> Iterator[tuple[str, TaskSpec]]:

@@ -75,6 +75,8 @@ def _check(value: Any, kind: mi.Type, path: Path) -> None:
             pass
         case mi.NoneType() if value is None:
             pass
+        case mi.AnyType():  # for the library that the value is handed to
+            pass
         case _:
             raise _unwanted(value, kind, path)
 

@@ -111,8 +111,9 @@ class ReplicasSpec(Spec, frozen=True, kw_only=True):
     graphs; `memory_utilization` is the share of a device's memory that may be taken; `block_tokens` is the
     KV block, None being what suits the device. A KV pool holds `kv_tokens` whatever memory there is.
 
-    `batch_invariant` is for `torch`: a turn's tokens and log-probabilities are the same to the bit whatever runs
-    beside it. None is that on a CPU where it can be had; true refuses to start where it cannot.
+    `batch_invariant` is for `torch`: a turn's tokens and log-probabilities are the same to the bit
+    whatever runs beside it. None is that on a CPU where it can be had; true refuses to start where it
+    cannot.
     """
 
     count: Count = 1
@@ -148,10 +149,10 @@ class LanesSpec(Spec, frozen=True, kw_only=True):
 class ClusterSpec(Spec, frozen=True, kw_only=True):
     """What there is to run on, and who starts workers there.
 
-    `placement: local` starts processes of this machine; `ray` starts actors on the nodes of the Ray cluster at
-    `ray_address`: `HOST:PORT`, `auto` for the cluster this machine belongs to, None for one of this machine
-    alone, made for the run. With `shared_folder` every node sees the run folder under the same path;
-    without it adapters travel through Ray's object store.
+    `placement: local` starts processes of this machine; `ray` starts actors on the nodes of the Ray
+    cluster at `ray_address`: `HOST:PORT`, `auto` for the cluster this machine belongs to, None for one of
+    this machine alone, made for the run. With `shared_folder` every node sees the run folder under the
+    same path; without it adapters travel through Ray's object store.
     """
 
     replicas: ReplicasSpec = ReplicasSpec()
@@ -215,13 +216,14 @@ class AnswerSpec(Spec, frozen=True, kw_only=True):
 class ReasoningGymEnvironment(Environment, frozen=True, kw_only=True, tag_field="kind", tag="reasoning_gym"):
     """Problems of a dataset of the library reasoning-gym, graded by the dataset's own scorer.
 
-    `config` is given to the dataset. `instruction` comes before the problem, as the system message of a chat;
+    `config` is given to the dataset, of which the first `size` problems are used. `instruction` comes before the problem, as the system message of a chat;
     None is one that asks for the answer in its tag. Grading runs in `graders` processes of its own, with
     `grading_s` seconds of CPU time for each answer; one that takes more earns nothing.
     """
 
     dataset: str
     config: dict[str, Any] = {}
+    size: Count = 10_000
     answer: AnswerSpec = AnswerSpec()
     instruction: str | None = None
     graders: Count = 1
@@ -249,16 +251,16 @@ class MathEnvironment(Environment, frozen=True, kw_only=True, tag_field="kind", 
 class LocalCorpus(Spec, frozen=True, kw_only=True, tag_field="kind", tag="local"):
     """Pages of a JSONL file, objects with `title` and `text`, searched by BM25; or a shipped sample."""
 
-    pages: str = "cities-sample"
+    pages: str = "towns-pages"
 
 
 class MediaWiki(Spec, frozen=True, kw_only=True, tag_field="kind", tag="mediawiki"):
     """A wiki, by the HTTP interface of MediaWiki at `url`, which ends in `api.php`.
 
-    Of each request: `request_s` is its deadline, `retries` the further tries after an answer of 429 or 5xx or
-    none, with pauses that grow from `backoff_s` to at most `max_backoff_s`. At most `requests_per_s` begin in a
-    second and `connections` are under way. The last `cached_answers` answers are kept in memory, and under
-    `cache_folder`, if given, all of them.
+    Of each request: `request_s` is its deadline, `retries` the further tries after an answer of 429 or 5xx
+    or none, with pauses that grow from `backoff_s` to at most `max_backoff_s`. At most `requests_per_s`
+    begin in a second and `connections` are under way. The last `cached_answers` answers are kept in
+    memory, and under `cache_folder`, if given, all of them.
     """
 
     url: str
@@ -276,13 +278,14 @@ class MediaWiki(Spec, frozen=True, kw_only=True, tag_field="kind", tag="mediawik
 class SearchEnvironment(Environment, frozen=True, kw_only=True, tag_field="kind", tag="search"):
     """Answer questions with two tools, `search` and `read`, over a corpus or a wiki; needs `max_turns` of 2.
 
-    `questions` is a JSONL file, objects with `question` and `answers`, or a shipped sample. `results` is how
-    many titles a search lists and `page_chars` how much of a page is read at once. `style: short` is for models
-    of few words: a turn that begins with `?` is a search, answered by the text of the best page, and any other
-    turn is the answer. `reward` is 1 for exactly one of the answers, or the best F1 over their words.
+    `questions` is a JSONL file, objects with `question` and `answers`, or a shipped sample. `results` is
+    how many titles a search lists and `page_chars` how much of a page is read at once. `style: short` is
+    for models of few words: a turn that begins with `?` is a search, answered by the text of the best
+    page, and any other turn is the answer. `reward` is 1 for exactly one of the answers, or the best F1
+    over their words.
     """
 
-    questions: str = "cities-sample"
+    questions: str = "towns-questions"
     source: LocalCorpus | MediaWiki = LocalCorpus()
     style: Literal["tools", "short"] = "tools"
     results: Count = 3

@@ -1,41 +1,57 @@
-"""What every environment shares: the Protocol, problems, observations and exact grading. Knows no task."""
+"""What environments share: the Protocol, problems, tools, observations, exact grading. Knows no task."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
-from typing import Protocol
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from executor.environments.streams import is_held_out, seed_of
 
+T = TypeVar("T")
 HELD_OUT_SHARE = 8
 MAX_DRAWS = 1_000
+
+
+Role = Literal["user", "tool"]
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """Something the model may call; `parameters` is a JSON schema of an object."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """One problem and what grading it needs.
 
-    `solution` holds the turns of a perfect player; its last one is the answer. `seed` made the problem
-    and makes whatever else of its world an environment may need.
+    `solution` holds the turns of a perfect player, as far as they are known; its last one is the answer.
+    `seed` made the problem and makes whatever else of its world an environment may need. `system` says what
+    is wanted; it and `tools` are shown as the model's chat template has it, else before the prompt.
     """
 
     prompt: str
     solution: tuple[str, ...]
     seed: int
+    system: str = ""
+    tools: tuple[Tool, ...] = ()
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a turn: the episode is over with a reward of 0 or 1, or goes on after `text`."""
+    """The answer to a turn: the episode is over with a reward, or goes on after `text`, said in a `role`."""
 
     done: bool
     reward: float | None = None
     text: str = ""
+    role: Role = "user"
 
 
 class Environment(Protocol):
-    """Sets problems and answers turns; keeps no state between calls."""
+    """Sets problems and answers turns; keeps no state between calls but what it could make again."""
 
     def problem(self, seed: int) -> Problem:
         """The problem of this seed, always the same one."""
@@ -47,8 +63,29 @@ class Environment(Protocol):
         """
 
 
+@runtime_checkable
+class Closing(Protocol):
+    """An environment that holds processes or connections."""
+
+    async def close(self) -> None:
+        """Let go of them; a later call may open them again."""
+
+
+async def close_all(environments: Iterable[Environment]) -> None:
+    """Close those environments that have something to close."""
+    for environment in environments:
+        if isinstance(environment, Closing):
+            await environment.close()
+
+
 def draw(seed: int, pose: Callable[[Random], tuple[str, tuple[str, ...]]]) -> Problem:
-    """Draw (prompt, solution) until the prompt lies in the seed's part of the problem space.
+    """The problem of (prompt, solution), drawn so that evaluation problems never occur in training."""
+    prompt, solution = draw_apart(seed, pose, lambda posed: posed[0])
+    return Problem(prompt=prompt, solution=solution, seed=seed)
+
+
+def draw_apart(seed: int, pose: Callable[[Random], T], prompt_of: Callable[[T], str]) -> T:
+    """Draw something with a prompt until that lies in the seed's part of the problem space.
 
     One prompt in `HELD_OUT_SHARE` is held out: only held-out seeds pose it, so evaluation problems never
     occur in training however small the space. A space with no prompt in the wanted part
@@ -56,10 +93,15 @@ def draw(seed: int, pose: Callable[[Random], tuple[str, tuple[str, ...]]]) -> Pr
     """
     random = Random(seed)
     for _ in range(MAX_DRAWS):
-        prompt, solution = pose(random)
-        if (seed_of("held-out", prompt) % HELD_OUT_SHARE == 0) == is_held_out(seed):
+        posed = pose(random)
+        if is_held_out_prompt(prompt_of(posed)) == is_held_out(seed):
             break
-    return Problem(prompt=prompt, solution=solution, seed=seed)
+    return posed
+
+
+def is_held_out_prompt(prompt: str) -> bool:
+    """Whether a prompt belongs to evaluation: one in `HELD_OUT_SHARE`, the same ones in every run."""
+    return seed_of("held-out", prompt) % HELD_OUT_SHARE == 0
 
 
 def grade(problem: Problem, answer: str) -> Observation:
