@@ -5,9 +5,10 @@
 
 * Conservation: issued = trained + dropped + live; every trajectory is trained or dropped once, and each
   trained one was made turn by turn by the version it trains; a step trains on what was sampled, to the token.
-* Whatever is begun ends, once, or is live at the end and not past its deadline.
+* Whatever is begun ends, once and before its deadline, or is live at the end and not past it.
 * Adapters ≤ slots, and resident while in use; a lane does one job; steps ≤ an environment's concurrency;
   contexts that end together fit the KV pool.
+* A system is what it says: one task in flight, rounds that do not leak, whose batch is trained next.
 * Little's law at every replica, environment, lane and the buffer, exactly: L from the scheduler's counts, λ·W
   from the stays seen in the trace.
 * No timer is early.

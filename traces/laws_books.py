@@ -3,7 +3,7 @@
     record ──► open turns, steps and orders ──► paths of trajectories, slots and lanes, stations
 
 A late or duplicate answer finds nothing open and changes nothing. Owns what is open and until when; the laws
-themselves are those of `laws_paths`, `laws_workers` and `laws_stations`.
+themselves are those of `laws_paths`, `laws_workers`, `laws_systems` and `laws_stations`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from marlaas.state import State
 from marlaas.systems import compose
 from traces.laws_paths import TaskPaths
 from traces.laws_stations import Little, Station
+from traces.laws_systems import SystemOrder
 from traces.laws_workers import LaneHold, ReplicaHold
 
 NS = 1_000_000_000
@@ -42,6 +43,7 @@ class Books:
     def __init__(self, experiment: Experiment, *, is_simulated: bool) -> None:
         self.now = 0
         self.tasks = {t.name: TaskPaths(t, is_simulated=is_simulated) for t in experiment.tasks}
+        self._order_of_tasks = SystemOrder(experiment, self.tasks)
         self._experiment = experiment
         self._is_simulated = is_simulated
         self._limits = {t.name: experiment.limits_of(t) for t in experiment.tasks}
@@ -51,7 +53,7 @@ class Books:
         }
         self._lanes = {name: LaneHold(name) for name in experiment.lane_names}
         self._flights: dict[int, _Flight] = {}
-        self._steps: dict[int, c.StepEnvironment] = {}
+        self._steps: dict[int, tuple[c.StepEnvironment, int]] = {}  # each with its deadline
         self._step_deadlines: dict[str, deque[tuple[int, int]]] = {
             n: deque() for n in experiment.environments
         }
@@ -126,6 +128,8 @@ class Books:
 
     def _generate(self, command: c.Generate) -> None:
         task, station = self.tasks[command.task], self._at[command.replica]
+        if not task.paths:
+            self._order_of_tasks.batch_begins(command.task)
         task.generate(command)
         self._replicas[command.replica].generate(command)
         deadline = self.now + round(self._limits[command.task].turn_s * NS)
@@ -151,6 +155,8 @@ class Books:
     def _turn_generated(self, event: e.TurnGenerated) -> None:
         flight = self._flights.get(event.command)
         if flight is not None and event.trajectory in flight.open:
+            if event.trajectory not in flight.aborting:
+                self._require_in_time(flight.command, flight.deadline)
             self._end_turn(flight, event.trajectory, event)
 
     def _abort(self, command: c.AbortTurns) -> None:
@@ -161,7 +167,7 @@ class Books:
         flight.aborting.update(command.trajectories)
 
     def _turns_aborted(self, event: e.TurnsAborted) -> None:
-        abort = self._orders.pop(event.command, (None, 0))[0]
+        abort = self._answered(event.command)
         flight = None if abort is None else self._flights.get(abort.generate)
         if flight is not None:
             for i in abort.trajectories:
@@ -178,17 +184,19 @@ class Books:
         self._enter(station, command.id)
         if len(station) > environment.concurrency:
             raise LawBroken(f"environment {name}: {len(station)} steps in {environment.concurrency} places")
-        self._steps[command.id] = command
         deadline = self.now + round(environment.timeout_s * NS)
+        self._steps[command.id] = command, deadline
         deadlines = self._step_deadlines[name]
         while deadlines and deadlines[0][1] not in self._steps:
             deadlines.popleft()
         deadlines.append((deadline, command.id))
 
     def _end_step(self, number: int, answer: e.EnvironmentStepped | None) -> None:
-        command = self._steps.pop(number, None)
+        command, deadline = self._steps.pop(number, (None, 0))
         if command is None:
             return
+        if answer is not None:
+            self._require_in_time(command, deadline)
         self._leave(self._at[command.environment], number)
         task = self.tasks[command.task]
         task.step_ended(command, answer)
@@ -223,6 +231,9 @@ class Books:
         if isinstance(command, c.Train):
             if task.is_buffered and command.task not in self._buffer:
                 self._enter(self._buffer, command.task)  # complete with this very record
+            self._order_of_tasks.train(command, map(str, self._buffer))
+            if command.task in self._buffer:
+                self._leave(self._buffer, command.task)
             task.train(command)
         elif isinstance(command, c.Publish):
             task.law(task.computed_on == command.lane, f"{command.lane} publishes what it did not compute")
@@ -235,7 +246,7 @@ class Books:
         return job
 
     def _job_done(self, event: e.AdapterCreated | e.TrainingFinished | e.AdapterPublished) -> None:
-        order = self._orders.pop(event.command, (None, 0))[0]
+        order = self._answered(event.command)
         if order is None:
             return
         job = self._end_job(order.lane)
@@ -258,12 +269,12 @@ class Books:
         self._replicas[command.replica].unload((command.task, command.version))
 
     def _adapter_loaded(self, event: e.AdapterLoaded) -> None:
-        order = self._orders.pop(event.command, (None, 0))[0]
+        order = self._answered(event.command)
         if order is not None:
             self._replicas[order.replica].loaded((order.task, order.version))
 
     def _adapter_unloaded(self, event: e.AdapterUnloaded) -> None:
-        order = self._orders.pop(event.command, (None, 0))[0]
+        order = self._answered(event.command)
         if order is not None:
             self._replicas[order.replica].free((order.task, order.version))
 
@@ -282,8 +293,7 @@ class Books:
         if isinstance(order, c.LoadAdapter):
             self._replicas[order.replica].free((order.task, order.version))
         elif isinstance(order, c.CreateAdapter | c.Train | c.Publish):
-            self._end_job(order.lane)
-            self.tasks[order.task].job_lost()
+            self._job_lost(self._end_job(order.lane))
         self._orders.pop(event.command, None)
 
     def _alarm(self, command: c.Alarm) -> None:
@@ -292,13 +302,16 @@ class Books:
         if is_loss and name in self._replicas:
             self._lose_replica(name)
         elif is_loss and name in self._lanes:
-            job = self._end_job(name)
-            if job is not None:
-                self.tasks[job.task].job_lost()
+            self._job_lost(self._end_job(name))
         if is_loss:
             lost = [number for number, (order, _) in self._orders.items() if _worker_of(order) == name]
             for number in lost:
                 del self._orders[number]
+
+    def _job_lost(self, job: Any) -> None:
+        if job is not None:
+            self.tasks[job.task].job_lost()
+            self._order_of_tasks.has_retried = True
 
     def _lose_replica(self, name: str) -> None:
         for flight in [f for f in self._flights.values() if f.command.replica == name]:
@@ -308,6 +321,18 @@ class Books:
 
     # --- orders, timers, ends ---
 
+    def _answered(self, number: int) -> Any:
+        """The open order that an event answers; None when late or a duplicate."""
+        order, deadline = self._orders.pop(number, (None, 0))
+        if order is not None:
+            self._require_in_time(order, deadline)
+        return order
+
+    def _require_in_time(self, order: Any, deadline: int) -> None:
+        """In a simulation no answer is taken after its deadline."""
+        if self._is_simulated and self.now > deadline:
+            raise LawBroken(f"answered {self.now - deadline} ns after its deadline: {order}")
+
     def _order(self, command: Any) -> None:
         within_s = self._experiment.limits.order_s
         if isinstance(command, c.CreateAdapter | c.Train | c.Publish):
@@ -315,7 +340,7 @@ class Books:
         self._orders[command.id] = command, self.now + round(within_s * NS)
 
     def _order_answered(self, event: e.WorkerUp) -> None:
-        self._orders.pop(event.command, None)
+        self._answered(event.command)
 
     def _timer_set(self, command: c.SetTimer) -> None:
         self._timers[command.id] = max(command.at, self.now)
@@ -351,7 +376,7 @@ class Books:
             if flight.deadline < self.now and flight.open - flight.aborting
         ]
         for deadlines in self._step_deadlines.values():
-            late += [self._steps[n] for at, n in deadlines if n in self._steps and at < self.now]
+            late += [self._steps[n][0] for at, n in deadlines if n in self._steps and at < self.now]
         if late:
             raise LawBroken(f"{len(late)} orders are past their deadlines, the first: {late[0]}")
 

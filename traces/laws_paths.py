@@ -62,6 +62,11 @@ class TaskPaths:
         return sum(1 for path in self.paths if path.where != "dropped")
 
     @property
+    def is_rolling(self) -> bool:
+        """Whether its batch has begun and is not complete."""
+        return bool(self._num_unfinished) and bool(self.paths)
+
+    @property
     def is_buffered(self) -> bool:
         """Whether a complete batch waits for a lane."""
         return bool(self.paths) and not (self._num_unfinished or self.on_lane or self.is_closed)

@@ -8,7 +8,7 @@ twice, left unseen or was never there. Owns the two sums; knows no records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 
 import msgspec
 
@@ -54,6 +54,9 @@ class Station:
         self._here: dict[Hashable, int] = {}
         self._stays = 0
         self._num_visits = 0
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self._here)
 
     def __contains__(self, who: Hashable) -> bool:
         return who in self._here
