@@ -50,19 +50,17 @@ class Runtime:
 
     def post(self, event: Event) -> None:
         """Take one event; returns when it and everything it caused at once has been handled."""
+        inbox = self._inbox
+        inbox.append(event)
         if self._draining:
-            self._inbox.append(event)
             return
         self._draining = True
         try:
-            self._step(event)
-            while self._inbox:
-                self._step(self._inbox.popleft())
+            while inbox:
+                event = inbox.popleft()
+                commands = self.scheduler.handle(event)
+                self._recorder.write(event, commands)
+                for command in commands:
+                    self._backend.start(command, self._emit)
         finally:
             self._draining = False
-
-    def _step(self, event: Event) -> None:
-        commands = self.scheduler.handle(event)
-        self._recorder.write(event, commands)
-        for command in commands:
-            self._backend.start(command, self._emit)

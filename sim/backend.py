@@ -60,12 +60,12 @@ from sim.profile import (
     training_seconds,
 )
 from sim.replica import Replica, ReplicaTimes, fingerprint
-from sim.timeline import Callbacks, Due, Timeline, to_ns
+from sim.timeline import Timeline, to_ns
 from sim.workload import Plans
 
 
 class SimBackend:
-    """A `Backend` in simulated time; `num_open_tasks` falls to 0 when the last task is closed.
+    """A `Backend` in simulated time, which is over when the last task is closed.
 
     With `measure_every_s` replicas report their counters, as real ones do, after so much busy time.
     """
@@ -78,7 +78,7 @@ class SimBackend:
         *,
         measure_every_s: float | None = None,
     ) -> None:
-        self.num_open_tasks = len(experiment.tasks)
+        self._num_open_tasks = len(experiment.tasks)
         self._experiment = experiment
         self._lane_names = frozenset(experiment.lane_names)
         self._profile = profile
@@ -91,7 +91,6 @@ class SimBackend:
         self._rules = engine_rules(profile.engine, experiment)
         self._replica_times = _replica_times(profile.replica, measure_every_s)
         self._emit: Emit = _nobody
-        self._pass_on: Callbacks = [self._tell_due]
         self._starts: dict[type[Command], Callable[[Any], None]] = {
             StartWorker: self._start_worker,
             OpenService: self._open_service,
@@ -196,20 +195,18 @@ class SimBackend:
             done=is_done,
             observation_tokens=0 if is_done else plan.observations[turn][i],
         )
-        self._timeline.put(after_ns, self._pass_on, event)
+        self._timeline.put(after_ns, self._emit, event)
 
     def _set_timer(self, command: SetTimer) -> None:
         self._tell_at(TimerFired(at=max(command.at, self._timeline.now_ns), command=command.id))
 
     def _tell_at(self, event: Event) -> None:
         """Emit what is certain to happen when its time has come."""
-        self._timeline.put(event.at - self._timeline.now_ns, self._pass_on, event)
-
-    def _tell_due(self, due: Due) -> None:
-        self._emit(due.what)
+        self._timeline.put(event.at - self._timeline.now_ns, self._emit, event)
 
     def _close_task(self, command: CloseTask) -> None:
-        self.num_open_tasks -= 1
+        self._num_open_tasks -= 1
+        self._timeline.is_over = not self._num_open_tasks
         self._plans.forget(command.task)
 
     # --- what happens to the run ----------------------------------------------------------------------

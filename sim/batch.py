@@ -40,6 +40,7 @@ class Batch:
         self.prefill_adapters: set[Adapter] = set()
         self.num_preemptions = 0
         self._rules = rules
+        self._kv_tokens = rules.kv_tokens
         self._reserves = rules.kv_rule == "reserve"
         self._is_mixed = rules.prefill == "mixed"
         self._max_prefill_tokens = rules.max_prefill_tokens or UNBOUNDED
@@ -88,7 +89,7 @@ class Batch:
                 self._read_in_own_pass()
             if not decoding.size:
                 return 0 if self._ending else None
-            if not self._reserves:
+            if not self._reserves and self.room() < decoding.size:
                 self._make_room()
             is_crowded = self.prefill_tokens and self.waiting and self.head_may_fit(1)
             can_repeat = not (is_crowded or self._ending)
@@ -131,7 +132,9 @@ class Batch:
 
     def room(self) -> int:
         """KV tokens that nobody uses."""
-        return self._rules.kv_tokens - self._in_use()
+        if self._is_mixed or self._cache is not None:
+            return self._kv_tokens - self._in_use()
+        return self._kv_tokens - self.decoding.kv_tokens
 
     def _in_use(self) -> int:
         tokens = self.decoding.kv_tokens

@@ -27,7 +27,7 @@ from sim.engine import Chore, Counters, Engine
 from sim.host import Host, Percent
 from sim.rules import EngineRules
 from sim.sequences import Adapter, Sequence
-from sim.timeline import Callbacks, Due, Timeline
+from sim.timeline import Timeline
 from sim.workload import Plans
 
 
@@ -73,8 +73,6 @@ class Replica:
         self._slots: set[Adapter] = set()
         self._is_busy = False
         self._wake_ns: int | None = None
-        self._wakes: Callbacks = [self._wake]
-        self._tells: Callbacks = [self._tell]
         self._counted = Counters()
         self._host = host
         host.join(name, self._set_pace)
@@ -124,7 +122,7 @@ class Replica:
 
         def answer() -> None:
             event = TurnsAborted(at=self._timeline.now_ns + overhead_ns, command=command.id)
-            self._timeline.put(overhead_ns, self._tells, event)
+            self._timeline.put(overhead_ns, self._tell, event)
 
         trajectories = frozenset(command.trajectories)
         self._engine.abort(now_ns, command.generate, trajectories, Chore(0, answer))
@@ -162,10 +160,9 @@ class Replica:
             self._host.note(self.name, self._is_busy)
         if wake_ns is not None and (self._wake_ns is None or wake_ns < self._wake_ns):
             self._wake_ns = wake_ns
-            self._timeline.put(wake_ns - now_ns, self._wakes)
+            self._timeline.put(wake_ns - now_ns, self._wake, wake_ns)
 
-    def _wake(self, _: Due) -> None:
-        now_ns = self._timeline.now_ns
+    def _wake(self, now_ns: int) -> None:
         if now_ns == self._wake_ns and self.is_alive:
             self._wake_ns = None
             self._catch_up(now_ns)
@@ -198,7 +195,7 @@ class Replica:
                 output_tokens=item.output_tokens,
             )
             if overhead_ns:
-                self._timeline.put(overhead_ns, self._tells, turn)
+                self._timeline.put(overhead_ns, self._tell, turn)
             elif self.is_alive:
                 self._emit(turn)
 
@@ -217,9 +214,9 @@ class Replica:
     def _fail(self, command: int, reason: str, trajectory: int | None = None) -> None:
         self._answer(partial(CommandFailed, command=command, reason=reason, trajectory=trajectory))
 
-    def _tell(self, due: Due) -> None:
+    def _tell(self, event: Event) -> None:
         if self.is_alive:
-            self._emit(due.what)
+            self._emit(event)
 
 
 def _measured(name: str, now: Counters, before: Counters, at: int) -> EngineMeasured:

@@ -6,8 +6,6 @@ backend's.
 
 from __future__ import annotations
 
-from simpy.core import EmptySchedule
-
 from marlaas.errors import InvariantViolation
 from marlaas.events import RunStarted
 from marlaas.runtime import Recorder, Runtime
@@ -31,11 +29,8 @@ def simulate(
     scheduler = Scheduler(experiment)
     runtime = Runtime(scheduler, backend, recorder)
     runtime.post(RunStarted(at=0))
-    try:
-        while backend.num_open_tasks:
-            timeline.step()
-    except EmptySchedule:
-        raise InvariantViolation(_stalled(scheduler, timeline.now_ns / NS_PER_S)) from None
+    if not timeline.run_until_over():
+        raise InvariantViolation(_stalled(scheduler, timeline.now_ns / NS_PER_S))
     return scheduler.outcomes
 
 

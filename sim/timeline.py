@@ -1,20 +1,20 @@
 """SimPy as the rest of the simulation sees it: the time, and calls put off until later.
 
 Time is a whole number of nanoseconds. Calls due at one instant are made in the order they were asked for.
-A call is a bare SimPy event: a process or a closure for each would cost several times as much.
+A call is a bare SimPy event: a process or a closure for each would cost several times as much. What is done a
+million times, to put an event on SimPy's heap and to take it off, is written out here, as SimPy does it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 import simpy
 from simpy.events import NORMAL
 
 NS_PER_S = 1_000_000_000
-
-Callbacks = list[Callable[[Any], None]]
 
 
 def to_ns(seconds: float) -> int:
@@ -23,23 +23,25 @@ def to_ns(seconds: float) -> int:
 
 
 class Due(simpy.Event):
-    """An instant at which something is to be done with `what`. Like SimPy's `Timeout`, it cannot fail."""
+    """An instant at which `call` is to be made with `what`. Like SimPy's `Timeout`, it cannot fail."""
 
-    __slots__ = ("what",)
+    __slots__ = ("call", "what")
 
     _ok = True
 
-    def __init__(self, callbacks: Callbacks, what: Any) -> None:
-        self.callbacks = callbacks
+    def __init__(self, call: Callable[[Any], None], what: Any) -> None:
+        self.call = call
         self.what = what
+
+    callbacks = [lambda due: due.call(due.what)]  # noqa: RUF012 - as SimPy has it
 
 
 class Timeline(simpy.Environment):
-    """The clock of one simulated run."""
+    """The clock of one simulated run; nothing but `Due`s are on it. Time stops once `is_over`."""
 
     def __init__(self) -> None:
         super().__init__(initial_time=0)
-        self._make_call: Callbacks = [_make_call]
+        self.is_over = False
 
     @property
     def now_ns(self) -> int:
@@ -48,15 +50,22 @@ class Timeline(simpy.Environment):
 
     def after(self, delay_ns: int, call: Callable[[], None]) -> None:
         """Make a call when so much time has passed."""
-        self.schedule(Due(self._make_call, call), NORMAL, delay_ns)
+        self.put(delay_ns, _make, call)
 
-    def put(self, delay_ns: int, callbacks: Callbacks, what: Any = None) -> None:
-        """Hand a `Due` with `what` to these callbacks when so much time has passed.
+    def put(self, delay_ns: int, call: Callable[[Any], None], what: Any) -> None:
+        """Make a call with `what` when so much time has passed; for what happens often."""
+        heappush(self._queue, (self._now + delay_ns, NORMAL, next(self._eid), Due(call, what)))
 
-        For what happens often: whoever asks makes the list of callbacks once and keeps it.
-        """
-        self.schedule(Due(callbacks, what), NORMAL, delay_ns)
+    def run_until_over(self) -> bool:
+        """Let time pass until somebody says that it is over; False where nothing more can happen before."""
+        queue = self._queue
+        while not self.is_over:
+            if not queue:
+                return False
+            self._now, _, _, due = heappop(queue)
+            due.call(due.what)  # type: ignore[attr-defined]  # a `Due`
+        return True
 
 
-def _make_call(due: Due) -> None:
-    due.what()
+def _make(call: Callable[[], None]) -> None:
+    call()
