@@ -47,6 +47,7 @@ CLASSES = {
     "SchedulerStats": "vllm/v1/metrics/stats.py",
     "PromptTokenStats": "vllm/v1/metrics/stats.py",
     "IterationStats": "vllm/v1/metrics/stats.py",
+    "ModelCard": "vllm/entrypoints/openai/engine/protocol.py",
     "LoadLoRAAdapterRequest": "vllm/entrypoints/serve/lora/protocol.py",
     "UnloadLoRAAdapterRequest": "vllm/entrypoints/serve/lora/protocol.py",
     "CompletionRequest": "vllm/entrypoints/openai/completion/protocol.py",

@@ -30,6 +30,18 @@ MEANS = {
     "AsyncLLM": "AsyncLLM",
     "AsyncEngineArgs": "AsyncEngineArgs",
 }
+# What is sent to a route of the server, and what stands in its answers.
+SENT = {
+    "/v1/completions": "CompletionRequest",
+    "/v1/load_lora_adapter": "LoadLoRAAdapterRequest",
+    "/v1/unload_lora_adapter": "UnloadLoRAAdapterRequest",
+}
+ANSWERED = {
+    "answer": "CompletionResponse",
+    "choice": "CompletionResponseChoice",
+    "base": "ModelCard",
+    "model": "ModelCard",
+}
 _VARIABLE = re.compile(r"VLLM_[A-Z0-9_]+")
 _ROUTE = re.compile(r"/(?:v1/\w+|health|ping|version|load)(?![\w/])")
 
@@ -57,6 +69,11 @@ def uses(tree: ast.Module) -> Iterator[Use]:
                 yield Use(line, "attribute", owner, name)
             case ast.Call():
                 yield from _arguments(node)
+                yield from _sent(node)
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key))) if (
+                name in ANSWERED
+            ):
+                yield Use(line, "attribute", ANSWERED[name], key)
             case ast.Constant(value=str(text)):
                 yield from (Use(line, "variable", "", name) for name in _VARIABLE.findall(text))
                 yield from (Use(line, "route", "", route) for route in _ROUTE.findall(text))
@@ -82,6 +99,14 @@ def _arguments(call: ast.Call) -> Iterator[Use]:
             return
     yield from (Use(call.lineno, "argument", owner, f"#{i}") for i in range(len(call.args)))
     yield from (Use(call.lineno, "argument", owner, k.arg) for k in call.keywords if k.arg)
+
+
+def _sent(call: ast.Call) -> Iterator[Use]:
+    """Keyword arguments of a call that names a route: what is sent there."""
+    routes = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
+    owner = next((SENT[route] for route in routes if route in SENT), None)
+    if owner is not None:
+        yield from (Use(call.lineno, "argument", f"{owner}()", k.arg) for k in call.keywords if k.arg)
 
 
 def missing(use: Use, names: dict[str, Any]) -> str | None:
