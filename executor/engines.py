@@ -30,6 +30,10 @@ def torch_lane(spec: WorkerSpec) -> TrainingEngine:
     """The embedded training engine."""
     cluster, model = spec.experiment.cluster, spec.experiment.model
     lanes, before = cluster.lanes, cluster.replicas.count * cluster.replicas.devices
+    if lanes.devices > 1:
+        from executor.fsdp_lane import sharded_lane
+
+        return sharded_lane(spec)
     first_device = before + spec.index * lanes.devices
     devices.claim(lanes.device, first_device, lanes.devices)
     from executor.trainer import PeftTrainingEngine

@@ -56,15 +56,23 @@ def micro_batches(
     samples: Sequence[Sample], advantage: dict[int, float], budget_tokens: int, device: torch.device
 ) -> Iterator[MicroBatch]:
     """Samples by falling length, as many at a time as fit the budget when padded, at least one."""
+    for rows in cut(samples, budget_tokens):
+        yield padded(rows, advantage, device)
+
+
+def cut(samples: Sequence[Sample], budget_tokens: int) -> list[list[Sample]]:
+    """The samples of each micro-batch, by falling length."""
     ordered = sorted(samples, key=lambda sample: (-len(sample.tokens), sample.trajectory))
-    start = 0
-    while start < len(ordered):
-        count = max(1, budget_tokens // len(ordered[start].tokens))
-        yield _padded(ordered[start : start + count], advantage, device)
-        start += count
+    found = []
+    while ordered:
+        count = max(1, budget_tokens // len(ordered[0].tokens))
+        found.append(ordered[:count])
+        ordered = ordered[count:]
+    return found
 
 
-def _padded(samples: Sequence[Sample], advantage: dict[int, float], device: torch.device) -> MicroBatch:
+def padded(samples: Sequence[Sample], advantage: dict[int, float], device: torch.device) -> MicroBatch:
+    """The micro-batch of these samples."""
     length = max(len(sample.tokens) for sample in samples)
     first = min(sample.sampled.index(True) for sample in samples if True in sample.sampled)
     tokens = torch.tensor([sample.tokens + [0] * (length - len(sample.tokens)) for sample in samples])

@@ -26,6 +26,7 @@ class LoraPolicy:
         self.lora, self.device = lora, base.device
         self.shapes = adapter_shapes(lora_modules(base.model, lora.targets), lora.rank)
         config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
+        self._base = base.model
         self._model = LoraModel(base.model, config, "default")
         self._model.eval()
         self.parameters: dict[str, torch.nn.Parameter] = {
@@ -60,6 +61,7 @@ class LoraPolicy:
         """Logits that predict each sampled token of a micro-batch: [sampled tokens, vocabulary]."""
         # Padding is to the right and attention causal: no mask needed. A token is predicted one earlier.
         keep = torch.arange(batch.first - 1, batch.tokens.shape[1] - 1, device=self.device)
-        output = self._model(input_ids=batch.tokens, use_cache=False, logits_to_keep=keep)
+        # Through the base model, which holds the adapter's modules: calling it is what sharding hooks into.
+        output = self._base(input_ids=batch.tokens, use_cache=False, logits_to_keep=keep)
         logits: Tensor = output.logits[batch.sampled]
         return logits

@@ -30,10 +30,11 @@ from executor.adapters import (
     write_adapter,
     write_optimizer,
 )
-from executor.base_model import choose_device, load_base
-from executor.grpo import Sums, advantages, loss_sum, micro_batches
+from executor.base_model import BaseModel, choose_device, load_base
+from executor.grpo import Sums, advantages, loss_sum
 from executor.policy import LoraPolicy
 from executor.protocols import NewAdapter, NextVersion, Order, Report, Sample, TrainingBatch
+from executor.ranks import Alone, Ranks
 from marlaas.commands import CreateAdapter, Publish, Train
 from marlaas.events import (
     AdapterCreated,
@@ -44,6 +45,8 @@ from marlaas.events import (
     TrainingStats,
 )
 from marlaas.spec import LanesSpec, LoraSpec, TrainingSpec
+
+ALONE = Alone()
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 # Activations of so few tokens stay in a CPU's caches: a tenth faster for a tiny model, and less padding.
@@ -66,13 +69,24 @@ class Version(NamedTuple):
 class PeftTrainingEngine:
     """Trains one adapter at a time over one frozen base model; a `TrainingEngine`.
 
-    Raises `InputError` for a missing model or device.
+    `base` is the model where the caller has loaded it, and `ranks` the peers it is sharded among. Raises
+    `InputError` for a missing model or device.
     """
 
-    def __init__(self, lane: str, model_folder: str, lanes: LanesSpec, *, dtype: str = "float32") -> None:
+    def __init__(
+        self,
+        lane: str,
+        model_folder: str,
+        lanes: LanesSpec,
+        *,
+        dtype: str = "float32",
+        base: BaseModel | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self.lane = lane
         self._folder = str(Path(model_folder).resolve())
-        self._base = load_base(model_folder, dtype, choose_device(lanes.device, lanes.devices))
+        self._base = base or load_base(model_folder, dtype, choose_device(lanes.device, lanes.devices))
+        self._ranks = ranks
         self._policy: LoraPolicy | None = None
         self._answers: OrderedDict[int, Report] = OrderedDict()
         # Trained, not yet published; bounded, for a task may be cancelled in between.
@@ -87,7 +101,7 @@ class PeftTrainingEngine:
         if order.command.id not in self._answers:
             try:
                 event = self._carry_out(order)
-            except (AdapterProblem, OSError, torch.OutOfMemoryError) as problem:
+            except self._ranks.order_failures as problem:
                 event = CommandFailed(at=0, command=order.command.id, reason=str(problem))
             self._answers[order.command.id] = Report(event=event)
             _forget_oldest(self._answers, _REMEMBERED_ANSWERS)
@@ -113,7 +127,7 @@ class PeftTrainingEngine:
 
     def _train(self, command: Train, payload: TrainingBatch) -> TrainingFinished:
         self._check(payload.samples)
-        old = self._load(command, payload)
+        old = self._ranks.agreed(lambda: self._load(command, payload))
         policy = self._policy_for(old.lora)
         policy.load(old.weights)
         torch.manual_seed(payload.seed)
@@ -160,6 +174,11 @@ class PeftTrainingEngine:
 
     def _commit(self, version: Version, adapter: str, optimizer: str, cursor: dict[str, int]) -> None:
         """Make a version durable; the optimizer first, so that what is loadable is trainable."""
+        self._ranks.agreed(lambda: self._write(version, adapter, optimizer, cursor))
+
+    def _write(self, version: Version, adapter: str, optimizer: str, cursor: dict[str, int]) -> None:
+        if not self._ranks.is_first:
+            return
         state = TrainingState(
             version=version.number,
             num_updates=version.num_updates,
@@ -210,13 +229,14 @@ class PeftTrainingEngine:
         budget = training.micro_batch_tokens
         if self._base.device.type == "cpu":
             budget = min(budget, _CPU_CACHE_TOKENS)
-        batches = micro_batches(payload.samples, advantage, budget, self._base.device)
+        batches = self._ranks.share(payload.samples, advantage, budget, self._base.device)
         with torch.set_grad_enabled(update):
-            for batch in batches:
+            for batch, weight in batches:
                 loss, sums = loss_sum(policy.logits(batch), batch, training, payload.temperature)
                 if update:
-                    (loss / num_sampled).backward()  # type: ignore[no-untyped-call]
-                total = total.plus(sums)
+                    (loss * weight / num_sampled).backward()  # type: ignore[no-untyped-call]
+                total = total.plus(sums) if weight else total
+        total = self._ranks.total(policy, total, update)
         mean = Sums(*(value / num_sampled for value in total))
         if not all(math.isfinite(value) for value in mean):
             raise AdapterProblem(f"the loss or a log-probability is not finite: {mean}")
