@@ -34,7 +34,8 @@ def require_executable(experiment: Experiment) -> None:
     for package in ("torch", "transformers", "peft"):
         if importlib.util.find_spec(package) is None:
             raise InputError("execute", f"{package} is not installed", "pip install 'marlaas[executor]'")
-    require_machine(experiment, look())
+    if experiment.cluster.placement == "local":
+        require_machine(experiment, look())
     _require_engine(experiment.cluster.replicas)
     folder = model_folder(experiment)
     config = _config(folder)
@@ -76,6 +77,11 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _require_devices(experiment: Experiment) -> None:
+    if experiment.cluster.placement == "ray":  # what this machine has does not matter then
+        from executor.ray_workers import connect
+
+        connect(experiment.cluster)
+        return
     pools: list[ReplicasSpec | LanesSpec] = [experiment.cluster.lanes]
     if experiment.cluster.replicas.engine == "torch":  # vLLM and its plugins look for their own devices
         pools.append(experiment.cluster.replicas)
