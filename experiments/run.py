@@ -88,6 +88,8 @@ def _probe_slowdown(experiment: Experiment) -> float | None:
     from executor.contention import slowdown_per_busy_worker
 
     cluster, replicas, lanes = experiment.cluster, experiment.replica_names, experiment.lane_names
+    if cluster.placement != "local":
+        return None
     plan = split_cores(replicas, lanes, usable_cores())
     ours, theirs = plan[replicas[0]], plan[lanes[0]]
     if {cluster.replicas.device, cluster.lanes.device} != {"cpu"} or set(ours) & set(theirs):
