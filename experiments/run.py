@@ -17,6 +17,7 @@ import msgspec
 from rich.console import Console
 
 from experiments.load import dump_experiment, load_profile, model_folder
+from experiments.meanwhile import metrics_meanwhile, rare_collections
 from experiments.preflight import require_executable
 from experiments.progress import watch
 from experiments.tensorboard import board
@@ -26,6 +27,7 @@ from marlaas.events import Event
 from marlaas.runtime import Recorder
 from marlaas.spec import Experiment
 from traces.metrics import compute
+from traces.reader import TraceReader
 from traces.schema import SLOWDOWN, Header, Scalar, make_header
 from traces.writer import TraceWriter
 
@@ -48,7 +50,8 @@ def simulate(experiment: Experiment, out: Path, console: Console) -> Outcomes:
     def work(recorder: Recorder, observer: Observer) -> Outcomes:
         return simulate_experiment(experiment, profile, _Observed(recorder, observer))
 
-    return _run(experiment, out, header, work, console)
+    with rare_collections():
+        return _run(experiment, out, header, work, console)
 
 
 def execute(experiment: Experiment, out: Path, console: Console) -> Outcomes:
@@ -143,15 +146,25 @@ def _run(
 ) -> Outcomes:
     out.mkdir(parents=True, exist_ok=True)
     (out / RESOLVED).write_text(dump_experiment(experiment), encoding="utf-8")
-    with TraceWriter(out / TRACE, header) as recorder, watch(experiment, console) as watcher:
+    recorder = TraceWriter(out / TRACE, header)
+    if header.world == "sim" and _is_long(experiment):
+        with metrics_meanwhile(out), recorder, watch(experiment, console) as watcher:
+            return work(recorder, watcher)
+    with recorder, watch(experiment, console) as watcher:
         outcomes = work(recorder, watcher)
     write_metrics(out)
     return outcomes
 
 
-def write_metrics(out: Path) -> dict[str, Any]:
+def _is_long(experiment: Experiment) -> bool:
+    """Whether a second process for the metrics will save more than its own start costs."""
+    num_turns = sum(task.steps * task.num_trajectories * task.max_turns for task in experiment.tasks)
+    return num_turns > 50_000 and (os.cpu_count() or 1) > 1
+
+
+def write_metrics(out: Path, trace: TraceReader | None = None) -> dict[str, Any]:
     """Compute a run's metrics from its trace, write them beside it and return them."""
-    metrics = compute(out)
+    metrics = compute(trace or out)
     text = msgspec.json.format(msgspec.json.encode(metrics), indent=2)
     (out / METRICS).write_bytes(text + b"\n")
     return metrics

@@ -16,7 +16,7 @@ from marlaas.commands import AnyCommand
 from marlaas.events import RunStarted
 from traces.schema import SEAL, SEAL_LENGTH, Record, decode_lines, seal_all
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 17  # what is read of one fits the second-level cache
 _COMMANDS = frozenset(get_args(AnyCommand))
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 from zlib import crc32
 
 import msgspec
@@ -40,6 +41,7 @@ from traces.schema import (
 )
 
 TRACE_NAMES = ("trace.jsonl", "trace.jsonl.zst")
+WAIT_S = 0.02  # between looks at a trace that is still written
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,16 +100,21 @@ def find_trace(path: str | Path) -> Path:
 
 
 class TraceReader:
-    """One trace, read record by record; iterating again starts again. `torn` is known after an iteration."""
+    """One trace, read record by record; iterating again starts again. `torn` is known after an iteration.
 
-    def __init__(self, path: str | Path) -> None:
+    With `is_growing` a trace that is still written is read to its end: where there is no more yet, the reader
+    waits for as long as that says True.
+    """
+
+    def __init__(self, path: str | Path, *, is_growing: Callable[[], bool] | None = None) -> None:
         self.path = find_trace(path)
         self.torn = False
-        with _open(self.path) as stream:
+        self._is_growing = is_growing
+        with _open(self.path, is_growing) as stream:
             self.header, _ = self._read_header(stream)
 
     def __iter__(self) -> Iterator[Record]:
-        with _open(self.path) as stream:
+        with _open(self.path, self._is_growing) as stream:
             place = Place(1, self._read_header(stream)[1])
             unread = blocks(stream)
             for block in unread:
@@ -129,7 +136,7 @@ class TraceReader:
 
     def raw_records(self) -> Iterator[RawRecord]:
         """Every record, altered ones too, as long as they can be read as events and commands at all."""
-        with _open(self.path) as stream:
+        with _open(self.path, self._is_growing) as stream:
             _, crc = self._read_header(stream)
             place = Place(1, crc)
             yield from self._in_order(self._sealed_records(stream, place), place)
@@ -250,10 +257,33 @@ def _number(digits: bytes) -> int:
 # --- files -----------------------------------------------------------------------------------------
 
 
+class _Growing(io.RawIOBase):
+    """A file that somebody else still appends to: at its end, reading waits."""
+
+    def __init__(self, path: Path, is_growing: Callable[[], bool]) -> None:
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed with this
+        self._is_growing = is_growing
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            is_growing = self._is_growing()  # asked first: what was appended before the answer is read
+            num_read = self._file.readinto(buffer)
+            if num_read or not is_growing:
+                return num_read
+            time.sleep(WAIT_S)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 @contextmanager
-def _open(path: Path) -> Iterator[BinaryIO]:
+def _open(path: Path, is_growing: Callable[[], bool] | None = None) -> Iterator[BinaryIO]:
     """The trace's bytes, decompressed; a compressed file that stops early gives what can be had of it."""
-    with open(path, "rb") as file:
+    with open(path, "rb") if is_growing is None else io.BufferedReader(_Growing(path, is_growing)) as file:
         if path.suffix != ".zst":
             yield file
             return

@@ -30,16 +30,16 @@ from traces.metrics.steps import TaskLedger
 from traces.reader import Trace, TraceReader
 from traces.schema import Header, Record
 
-Source = str | Path | Trace
+Source = str | Path | Trace | TraceReader
 
 _OF_A_TASK = frozenset(kind for kind in get_args(AnyCommand) if "task" in kind.__struct_fields__)
 
 
 def open_source(source: Source) -> tuple[Header, Iterable[Record]]:
-    """The header and records of a trace in memory, a trace file or a run folder."""
+    """The header and records of a trace in memory, a trace file, a run folder or an open trace."""
     if isinstance(source, Trace):
         return source.header, source.records
-    reader = TraceReader(source)
+    reader = source if isinstance(source, TraceReader) else TraceReader(source)
     return reader.header, reader
 
 
