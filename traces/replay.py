@@ -1,5 +1,6 @@
 """Feeds the events of a trace to a fresh scheduler and compares its commands with the recorded ones.
 
+On the way the laws of `laws.py` are asked, as far as both agree.
 The first difference is named with its line, its field, what was expected and what was found. Because
 records are sealed, an altered event is told from an altered command even where it changes no command.
 """
@@ -8,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 from zlib import crc32
 
 import msgspec
 
 from marlaas import __version__
 from marlaas.commands import Command
-from marlaas.errors import MarlaasError
-from marlaas.events import Event
+from marlaas.errors import LawBroken, MarlaasError
 from marlaas.scheduler import Scheduler
-from marlaas.spec import Experiment
+from traces.laws import LawBook, Laws
 from traces.reader import RawRecord, TraceReader
 from traces.schema import encode_record
 
@@ -38,6 +37,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """What a replay came to; `num_events` and `num_commands` agree. `torn` is as in a `Trace`.
 
+    `laws` is what was found to hold, where commands agree and no law is broken.
+
     `code_version` made the trace; with another version than this code's a difference may be a change
     of the scheduler and no damage.
     """
@@ -48,57 +49,62 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     num_commands: int
     torn: bool
     difference: Difference | None = None
+    laws: Laws | None = None
+    broken_law: str | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether the scheduler gave exactly the recorded commands."""
-        return self.difference is None
+        """Whether the scheduler gave exactly the recorded commands and every law holds."""
+        return self.difference is None and self.broken_law is None
 
     def __str__(self) -> str:
         counts = f"{self.num_events} events and {self.num_commands} commands agree"
         if self.difference is None:
-            return f"{self.path}: {counts}" + (", a torn record at the end left out" if self.torn else "")
+            text = f"{self.path}: {counts}" + (", a torn record at the end left out" if self.torn else "")
+            return f"{text}; " + (f"broken law: {self.broken_law}" if self.laws is None else f"{self.laws}")
         text = f"{self.path}:{self.difference} ({counts} before it)"
         if self.code_version != __version__:
             text += f"; recorded by version {self.code_version}, replayed by {__version__}"
         return text
 
 
-class Core(Protocol):
-    """What a replay needs of a scheduler."""
-
-    def handle(self, event: Event) -> tuple[Command, ...]:
-        """Take in one fact and return the orders that follow from it."""
-
-
 def replay(path: str | Path) -> Replay:
     """Replay a trace or run folder. Raises `TraceError` for what is not a trace, `InputError` for none."""
     reader = TraceReader(path)
     num_events = num_commands = 0
-    difference = None
-    core = fresh_core(reader.header.experiment)
+    difference = laws = broken_law = None
+    header = reader.header
+    core = Scheduler(header.experiment)
+    book = LawBook(header.experiment, is_simulated=header.world == "sim")
     for record in reader.raw_records():
         difference = _difference(core, record)
         if difference is not None:
             break
         num_events += 1
         num_commands += len(record.commands)
+        if broken_law is None:
+            try:
+                book.take(record.event, record.commands, core.state)
+            except LawBroken as error:
+                broken_law = f"line {record.line}: {error}"
+    if difference is None and broken_law is None:
+        try:
+            laws = book.close()
+        except LawBroken as error:
+            broken_law = str(error)
     return Replay(
         path=str(reader.path),
-        code_version=reader.header.code_version,
+        code_version=header.code_version,
         num_events=num_events,
         num_commands=num_commands,
         torn=reader.torn,
         difference=difference,
+        laws=laws,
+        broken_law=broken_law,
     )
 
 
-def fresh_core(experiment: Experiment) -> Core:
-    """A scheduler at the beginning of a run."""
-    return Scheduler(experiment)
-
-
-def _difference(core: Core, record: RawRecord) -> Difference | None:
+def _difference(core: Scheduler, record: RawRecord) -> Difference | None:
     try:
         expected = core.handle(record.event)
     except (MarlaasError, LookupError, AssertionError) as error:  # altered facts may be nonsense to the core

@@ -305,11 +305,11 @@ def test_erlangs_formula_at_lanes(servers: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tasks", "rate"), [(4, 0.3533), (8, 0.6617), (16, 0.9777)])
-def test_machine_repair_to_a_percent(tasks: int, rate: float) -> None:
+def test_machine_repair_within_two_percent(tasks: int, rate: float) -> None:
     """The rate and the response of the closed form, eight times as long."""
     found = closed(
         tasks=tasks, steps=24_000 // tasks, rollout=exponential(10.0), training=exponential(1.0), seed=10
     )
     assert found.rate.holds(rate), found
-    assert found.rate.relative < 0.012
+    assert found.rate.relative < 0.02
     assert found.response_s.holds(tasks / repair(tasks, 10.0, 1.0) - 10.0), found

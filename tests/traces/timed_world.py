@@ -89,6 +89,7 @@ class TimedWorld:
         self._gone: set[int] = set()  # commands that are not answered any more
         self._in_flight: dict[int, str] = {}
         self._hang, self._stick = set(hang), set(stick)
+        self._lengths: dict[Who, int] = {}
         for worker, at_s in (kill or {}).items():
             self._later(e.WorkerLost(at=round(at_s * NS), worker=worker, reason="killed"))
 
@@ -133,7 +134,8 @@ class TimedWorld:
             case c.StepEnvironment():
                 self._step(command)
             case c.Train():
-                stats = e.TrainingStats(num_tokens=100 + command.step, loss=0.25, grad_norm=1.5)
+                lengths = [self._lengths[command.task, command.step, i] for i in command.trajectories]
+                stats = e.TrainingStats(num_tokens=sum(lengths), loss=0.25, grad_norm=1.5)
                 self._later(e.TrainingFinished(at=after, command=command.id, stats=stats))
             case c.Publish():
                 made = f"{command.task}-{command.version}"
@@ -153,9 +155,10 @@ class TimedWorld:
                 trajectory=i,
                 task=command.task,
                 version=command.version,
-                prompt_tokens=10 + 20 * command.turn,
+                prompt_tokens=10 + (20 + i) * command.turn,  # with the answer of before and 8 of observation
                 output_tokens=12 + i,
             )
+            self._lengths[who] = event.prompt_tokens + event.output_tokens
             self._later(event)
 
     def _step(self, command: c.StepEnvironment) -> None:
