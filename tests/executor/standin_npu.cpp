@@ -331,9 +331,13 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 std::mutex seen_mutex;
 std::set<std::string> seen;
 
-// Written at once: a worker is killed at the end of a run.
-void note(const c10::OperatorName& op) {
-  const std::string name = op.overload_name.empty() ? op.name : op.name + "." + op.overload_name;
+// With the dtype of the first tensor. Written at once: a worker is killed at the end of a run.
+void note(const c10::OperatorName& op, const torch::jit::Stack& stack) {
+  std::string name = op.overload_name.empty() ? op.name : op.name + "." + op.overload_name;
+  const auto tensor = std::find_if(stack.begin(), stack.end(), [](const c10::IValue& v) { return v.isTensor(); });
+  if (tensor != stack.end() && tensor->toTensor().defined()) {
+    name += std::string(" ") + c10::toString(tensor->toTensor().scalar_type());
+  }
   std::lock_guard<std::mutex> lock(seen_mutex);
   const char* folder = std::getenv("STANDIN_NPU_SEEN");
   if (seen.insert(name).second && folder != nullptr) {
@@ -342,7 +346,7 @@ void note(const c10::OperatorName& op) {
 }
 
 void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  note(op.operator_name());
+  note(op.operator_name(), *stack);
   at::native::cpu_fallback(op, stack, /*error_on_views=*/true);
 }
 

@@ -19,7 +19,6 @@ from standin_npu import build, install, surroundings
 from torch_npu_operators import OPERATORS, pinned_version
 
 from marlaas.commands import AbortTurns, CreateAdapter, Generate, LoadAdapter, Publish, Train, UnloadAdapter
-from marlaas.events import TrainingFinished
 from traces.reader import read
 
 pytestmark = [
@@ -43,20 +42,22 @@ tasks:
 # Products, attention, sampling, the loss and the optimizer, among what the stand-in left to the CPU.
 FELL_BACK = {
     "mm.out", "bmm.out", "addmm.out", "_softmax.out", "_log_softmax.out", "_log_softmax_backward_data.out",
-    "embedding", "index.Tensor_out", "_index_put_impl_", "gather.out", "cumsum.out", "searchsorted.Tensor",
+    "index_select", "index.Tensor_out", "_index_put_impl_", "gather.out", "cumsum.out", "searchsorted.Tensor",
     "argmax.out", "masked_fill_.Scalar", "sqrt.out", "exp.out",
 }  # fmt: skip
 # What must have run in workers on the device, of the modules that touch tensors.
 RAN = {
     "torch_engine.TorchRolloutEngine.start", "torch_engine.TorchRolloutEngine.step",
-    "torch_batch.Batch.step", "torch_cache.RowCache.attend", "torch_cache._Prefill.attend",
+    "torch_batch.Batch.join", "torch_batch.Batch.decode", "torch_cache.RowCache.attend",
+    "torch_cache._Prefill.attend",
     "torch_cache._Decode.attend", "torch_lora.LoraSlots.load", "torch_lora.LoraSlots.use",
     "torch_sampling.sample", "torch_sampling.uniform", "base_model.load_base", "engines._set_up_torch",
     "trainer.PeftTrainingEngine.run", "trainer.PeftTrainingEngine._train", "trainer._stepped",
     "trainer._clip", "policy.LoraPolicy.load", "policy.LoraPolicy.logits", "policy.LoraPolicy.weights",
-    "grpo.loss_sum", "grpo._padded", "adapters.write_adapter", "adapters.read_adapter", "devices.claim",
+    "grpo.loss_sum", "grpo._padded", "adapters.write_adapter", "adapters.read_adapter",
     "devices.precision",
 }  # fmt: skip
+IN_FULL = {"index.Tensor_out": "index.Tensor", "repeat_interleave.Tensor": "repeat_interleave.self_Tensor"}
 
 
 class Runner(NamedTuple):
@@ -135,20 +136,17 @@ def test_a_run_on_npus_says_and_learns_what_it_does_on_cpus(runner: Runner, on_n
 
 
 def test_npus_compute_in_bf16_unless_told_otherwise(runner: Runner, on_npu: Path) -> None:
-    """Without a dtype in the experiment an NPU rounds as bf16 does on the CPU, not as float32."""
-    default = runner.execute("npu-default", "npu", None)
-    told = runner.execute("cpu-bf16", "cpu", "bfloat16")
-    gaps = {run: logprob_gap(run) for run in (default, told, on_npu)}
-    assert gaps[on_npu] < 1e-5
-    assert gaps[default] == pytest.approx(gaps[told], rel=0.2)
-    assert gaps[default] > 10 * gaps[on_npu]
+    """Without a dtype in the experiment the base model's products are of bf16; told float32, none is."""
+    runner.execute("npu-default", "npu", None)
+    told, default = (operators(runner, run) for run in ("npu", "npu-default"))
+    assert "mm.out BFloat16" in default
+    assert not [name for name in told if name.endswith("BFloat16")]
 
 
-def logprob_gap(run: Path) -> float:
-    """Between sampler and trainer on the first batch: rounding, before any update is told apart."""
-    stats = [event.stats for event, _ in read(run).records if isinstance(event, TrainingFinished)]
-    assert stats[0].logprob_gap is not None
-    return stats[0].logprob_gap
+def operators(runner: Runner, run: str) -> set[str]:
+    """What the stand-in left to the CPU's kernels in a run: `name.overload dtype`."""
+    notes = runner.noted(run, "operators").values()
+    return {name.removeprefix("aten::") for names in notes for name in names}
 
 
 def test_each_worker_sees_its_own_device(runner: Runner, on_npu: Path) -> None:
@@ -171,13 +169,13 @@ def test_the_engines_ran_on_the_device(runner: Runner, on_npu: Path) -> None:
 
 def test_torch_npu_implements_every_operator_that_ran(runner: Runner, on_npu: Path) -> None:
     """None of what the stand-in left to the CPU is missing in the torch_npu that is pinned."""
-    fell_back = {
-        name.removeprefix("aten::") for notes in runner.noted("npu", "operators").values() for name in notes
-    }
+    fell_back = {name.partition(" ")[0] for name in operators(runner, "npu")}
     have = json.loads(OPERATORS.read_text())
     assert have["torch_npu"] == pinned_version()
     assert fell_back >= FELL_BACK, sorted(FELL_BACK - fell_back)
-    assert fell_back <= set(have["operators"]), sorted(fell_back - set(have["operators"]))
+    # What torch_npu has in full, PyTorch does not take apart into the form that the stand-in sees.
+    whole = {name: IN_FULL.get(name, name) for name in fell_back}
+    assert set(whole.values()) <= set(have["operators"]), sorted(set(whole.values()) - set(have["operators"]))
 
 
 def test_device_memory_is_out_of_the_hosts_reach(runner: Runner) -> None:
