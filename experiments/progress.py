@@ -5,8 +5,9 @@ Watches events and commands as they are recorded; changes nothing and keeps only
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -20,9 +21,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from experiments.committed import Commits, Step
-from marlaas.commands import CloseTask, Command, DropTrajectories
-from marlaas.events import Event, WorkerLost
+from experiments.committed import Commits
+from marlaas.commands import CloseTask, Command, DropTrajectories, Publish
+from marlaas.events import AdapterPublished, Event, WorkerLost
 from marlaas.spec import Experiment
 
 
@@ -35,35 +36,60 @@ class _Task(msgspec.Struct):
 
 
 class Watcher:
-    """An observer of a run; call it with each event and the commands that followed."""
+    """An observer of a run; call it with each event and the commands that followed.
 
-    def __init__(self, experiment: Experiment, console: Console, progress: Progress) -> None:
+    In a simulation there is no reward to follow, and a million records a minute to look at.
+    """
+
+    def __init__(
+        self, experiment: Experiment, console: Console, progress: Progress, *, is_simulated: bool = False
+    ) -> None:
         self._console = console
         self._progress = progress
         self._tasks = {
             task.name: _Task(progress.add_task(task.name, total=task.steps, note="waiting"))
             for task in experiment.tasks
         }
-        self._commits = Commits()
+        self._commits = None if is_simulated else Commits()
+        self._publishing: dict[int, str] = {}
+        self._takes: Mapping[type[Command], Callable[[int, Any], None]] = {
+            CloseTask: self._closed,
+            DropTrajectories: self._dropped,
+            Publish: self._publishes,
+        }
 
     def __call__(self, event: Event, commands: tuple[Command, ...]) -> None:
         """Take one record of the trace."""
-        step = self._commits(event, commands)
-        if step is not None:
-            self._committed(step)
-        if isinstance(event, WorkerLost):
-            self._console.print(f"{event.at / 1e9:8.1f} s  {event.worker} lost: {event.reason}", markup=False)
+        kind = event.__class__
+        if self._commits is not None:
+            step = self._commits(event, commands)
+            if step is not None:
+                self._committed(step.task, step.reward)
+        elif kind is AdapterPublished:
+            task = self._publishing.pop(event.command, None)  # type: ignore[attr-defined]  # of this kind
+            if task is not None:
+                self._committed(task, None)
+        if kind is WorkerLost:
+            self._lost(event)  # type: ignore[arg-type]  # of this kind
         for command in commands:
-            if isinstance(command, CloseTask):
-                self._closed(event.at, command)
-            elif isinstance(command, DropTrajectories):
-                dropped = f"{len(command.trajectories)} trajectories dropped: {command.reason}"
-                self._say(event.at, command.task, dropped)
+            take = self._takes.get(command.__class__)
+            if take is not None:
+                take(event.at, command)
 
-    def _committed(self, step: Step) -> None:
-        task = self._tasks[step.task]
+    def _lost(self, event: WorkerLost) -> None:
+        self._console.print(f"{event.at / 1e9:8.1f} s  {event.worker} lost: {event.reason}", markup=False)
+
+    def _dropped(self, at: int, command: DropTrajectories) -> None:
+        self._say(at, command.task, f"{len(command.trajectories)} trajectories dropped: {command.reason}")
+
+    def _publishes(self, _: int, command: Publish) -> None:
+        if self._commits is None:
+            self._publishing[command.id] = command.task
+
+    def _committed(self, name: str, reward: float | None) -> None:
+        task = self._tasks[name]
         task.steps += 1
-        task.reward = step.reward
+        task.reward = reward
         self._progress.update(task.bar, completed=task.steps, note=self._note(task))
 
     def _closed(self, at: int, command: CloseTask) -> None:
@@ -82,7 +108,7 @@ class Watcher:
 
 
 @contextmanager
-def watch(experiment: Experiment, console: Console) -> Iterator[Watcher]:
+def watch(experiment: Experiment, console: Console, *, is_simulated: bool = False) -> Iterator[Watcher]:
     """Show progress while inside; the bars only where `console` is a terminal."""
     columns = (
         TextColumn("{task.description}"),
@@ -94,4 +120,4 @@ def watch(experiment: Experiment, console: Console) -> Iterator[Watcher]:
     )
     progress = Progress(*columns, console=console, disable=not console.is_terminal)
     with progress:
-        yield Watcher(experiment, console, progress)
+        yield Watcher(experiment, console, progress, is_simulated=is_simulated)

@@ -147,10 +147,11 @@ def _run(
     out.mkdir(parents=True, exist_ok=True)
     (out / RESOLVED).write_text(dump_experiment(experiment), encoding="utf-8")
     recorder = TraceWriter(out / TRACE, header)
-    if header.world == "sim" and _is_long(experiment):
-        with metrics_meanwhile(out), recorder, watch(experiment, console) as watcher:
+    is_simulated = header.world == "sim"
+    if is_simulated and _is_long(experiment):
+        with metrics_meanwhile(out), recorder, watch(experiment, console, is_simulated=True) as watcher:
             return work(recorder, watcher)
-    with recorder, watch(experiment, console) as watcher:
+    with recorder, watch(experiment, console, is_simulated=is_simulated) as watcher:
         outcomes = work(recorder, watcher)
     write_metrics(out)
     return outcomes

@@ -105,8 +105,8 @@ class Batch:
             cache.overwrite(self._in_use() + num_iterations * decoding.size)
         ended = decoding.run(num_iterations)
         if self.prefill_tokens:
-            ended = self._end_prefill(ended)
-        elif cache is not None:
+            return self._end_prefill(ended)
+        if cache is not None:
             for sequence in ended:
                 self._end_turn(cache, sequence)
         return ended

@@ -139,11 +139,18 @@ class Engine:
         """Carry the engine on to `now_ns`; returns the sequences and chores that ended, in order."""
         ended: list[Sequence | Chore] = []
         limit_fs = now_ns * FS_PER_NS
-        if self._end_fs <= limit_fs:
-            while self._end_fs <= limit_fs:
-                self._end_pass(ended)
-                self._begin_pass(self._end_fs)
-            self._wake_at_end()
+        if self._end_fs > limit_fs:
+            return ended
+        while self._end_fs <= limit_fs:
+            if self._is_chore:
+                self._is_chore = False
+                ended.append(self._chores.popleft())
+            else:
+                if self._counts:
+                    self._count()
+                ended += self._batch.end_step(self._planned)
+            self._begin_pass(self._end_fs)
+        self._wake_at_end()
         return ended
 
     # --- boundaries --------------------------------------------------------------------------------
@@ -194,31 +201,24 @@ class Engine:
         decoding = batch.decoding
         size = decoding.size
         num_adapters = len(decoding.adapters)
-        self._reading_fs = 0
+        reading_fs = 0
         if batch.prefill_tokens:
             tokens, pairs = batch.prefill_tokens, batch.prefill_pairs
             if self._is_mixed:
-                self._reading_fs = costs.reading_fs(tokens, pairs)
+                reading_fs = costs.reading_fs(tokens, pairs)
                 num_adapters = len(batch.prefill_adapters.union(decoding.adapters))
             else:
-                self._reading_fs = costs.prefill_pass_fs(tokens, pairs, len(batch.prefill_adapters))
-        self._first_fs = costs.decode_fs(size, decoding.kv_tokens + size, num_adapters)
-        self._growth_fs = costs.per_kv_token_fs * size
-        self._plan(num_iterations)
+                reading_fs = costs.prefill_pass_fs(tokens, pairs, len(batch.prefill_adapters))
+        self._reading_fs = reading_fs
+        self._first_fs = first_fs = costs.decode_fs(size, decoding.kv_tokens + size, num_adapters)
+        self._growth_fs = growth_fs = costs.per_kv_token_fs * size
+        self._planned = num_iterations
+        self._end_fs = self._start_fs + reading_fs + run_fs(first_fs, growth_fs, num_iterations)
 
     def _plan(self, num_iterations: int) -> None:
         self._planned = num_iterations
         decode_fs = run_fs(self._first_fs, self._growth_fs, num_iterations)
         self._end_fs = self._start_fs + self._reading_fs + decode_fs
-
-    def _end_pass(self, ended: list[Sequence | Chore]) -> None:
-        if self._is_chore:
-            self._is_chore = False
-            ended.append(self._chores.popleft())
-            return
-        if self._counts:
-            self._count()
-        ended += self._batch.end_step(self._planned)
 
     def _count(self) -> None:
         counters, batch, planned = self.counters, self._batch, self._planned
