@@ -51,6 +51,11 @@ def findings(machine: Machine, *, vllm: bool) -> Iterator[Finding]:
     if vllm:
         yield _package(machine, "vllm", row.vllm, _VLLM_EMPTY)
         yield _vllm_ascend(machine)
+        yield _package(
+            machine, "transformers", row.transformers, f"pip install transformers=={row.transformers}"
+        )
+        triton = f"pip install triton-ascend=={row.triton_ascend}, from Ascend's own index ({GUIDE})"
+        yield _package(machine, "triton_ascend", row.triton_ascend, triton)
         yield _python(machine, row)
 
 

@@ -118,6 +118,8 @@ def test_a_machine_without_ascend_is_seen_as_one(tmp_path: Path) -> None:
         ({"torch_npu": None}, "torch 2.10.0 with torch_npu", f"torch-npu=={PINNED.torch_npu}"),
         ({"vllm": "0.24.0"}, f"vllm {PINNED.vllm}", "VLLM_TARGET_DEVICE=empty pip install --no-binary vllm"),
         ({"vllm_ascend": None}, f"vllm_ascend {PINNED.vllm_ascend}", "apt-get install -y gcc g++ cmake"),
+        ({"transformers": "5.24.0"}, f"transformers {PINNED.transformers}", "pip install transformers=="),
+        ({"triton_ascend": "3.2.0"}, f"triton_ascend {PINNED.triton_ascend}", "from Ascend's own index"),
         ({"vllm_ascend": "0.18.0"}, f"vllm_ascend {PINNED.vllm_ascend}", f"=={PINNED.vllm_ascend}"),
     ],
 )
