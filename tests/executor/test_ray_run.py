@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +19,19 @@ from scripted_runs import Memory, assert_replays, scripted, small
 
 from executor.backend import Plugins
 from executor.driver import execute
+from executor.ray_workers import connect
 from marlaas.commands import Command
+from marlaas.errors import InputError
 from marlaas.events import AdapterPublished, Event, TurnGenerated, WorkerLost, WorkerUp
-from marlaas.spec import ClusterSpec, Experiment, ReplicasSpec
+from marlaas.spec import (
+    ClusterSpec,
+    Experiment,
+    LanesSpec,
+    ModelSpec,
+    ReplicasSpec,
+    SumsEnvironment,
+    TaskSpec,
+)
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -36,7 +49,13 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-        self.nodes = [self.cluster.add_node(num_cpus=2) for _ in range(2)]
+        self.nodes: list[Any] = []
+        self.fill()
+
+    def fill(self) -> None:
+        """See to it that there are two nodes with room for two workers each."""
+        while len(self.nodes) < 2:
+            self.nodes.append(self.cluster.add_node(num_cpus=2))
 
     def spec(self, **changes: Any) -> ClusterSpec:
         """An experiment's cluster: these nodes, one replica and one lane unless said otherwise."""
@@ -95,8 +114,8 @@ def of_kind(memory: Memory, kind: type) -> list[Any]:
 
 def test_a_run_on_two_nodes_ends_as_on_one_machine(tmp_path: Path, nodes: Nodes) -> None:
     """Adapters travel: workers have folders elsewhere, and every version ends in the run folder, whole."""
-    cluster = nodes.spec(replicas=ReplicasSpec(count=2))
-    experiment = replace(small(tmp_path), cluster=cluster)
+    nodes.fill()
+    experiment = replace(small(tmp_path), cluster=nodes.spec(replicas=ReplicasSpec(count=2)))
     outcomes, memory = run(experiment, tmp_path, FAR)
     assert outcomes == {"task-0": "done", "task-1": "done"}
     assert len(of_kind(memory, AdapterPublished)) == 4
@@ -104,6 +123,51 @@ def test_a_run_on_two_nodes_ends_as_on_one_machine(tmp_path: Path, nodes: Nodes)
         for version in (0, 1, 2):
             written = json.loads((tmp_path / "adapters" / task / f"v{version}" / "adapter.json").read_text())
             assert written == {"mark": mark(task, version)}
+
+
+EMBEDDED = Experiment(
+    name="tiny",
+    seed=5,
+    model=ModelSpec(path=str(Path(__file__).parents[2] / "executor" / "models" / "tiny-base")),
+    environments={"adding": SumsEnvironment()},
+    tasks=(TaskSpec(name="add", environment="adding", steps=3, prompts=8, max_new_tokens=8),),
+)
+
+
+@pytest.fixture
+def two_cores() -> Iterator[None]:
+    """A machine on which a replica and a lane have one core each."""
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(usable)[:2])
+    yield
+    os.sched_setaffinity(0, usable)
+
+
+def published(out: Path) -> dict[str, bytes]:
+    """The bytes of every version's weights, and of the moments that are kept."""
+    files = [*out.glob("adapters/*/v*/*.safetensors"), *out.glob("optimizer/*/v*/*.safetensors")]
+    return {str(file.relative_to(out)): file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize("lane_devices", [1, 2])
+def test_a_seeded_run_trains_the_same_adapters_on_nodes_and_on_one_machine(
+    tmp_path: Path, nodes: Nodes, two_cores: None, lane_devices: int
+) -> None:
+    """The embedded engines, bit by bit: every version of the adapter, and AdamW's moments.
+
+    Also with a lane of two ranks. Sums depend on the number of threads, so that is the same: one a worker.
+    """
+    nodes.fill()
+    runs, lanes = {}, LanesSpec(devices=lane_devices)
+    for name, cluster in (("local", ClusterSpec(lanes=lanes)), ("ray", nodes.spec(lanes=lanes))):
+        out = tmp_path / name
+        out.mkdir()
+        outcomes, _ = run(replace(EMBEDDED, cluster=cluster), out, Plugins())
+        assert outcomes == {"add": "done"}
+        runs[name] = published(out)
+    assert len(runs["local"]) == 4 + 2
+    assert runs["ray"] == runs["local"]
+    assert len(set(runs["local"].values())) == 6
 
 
 def once_generating(memory: Memory, act: Callable[[], None]) -> Callable[[Event], None]:
@@ -122,8 +186,8 @@ def once_generating(memory: Memory, act: Callable[[], None]) -> Callable[[Event]
 @pytest.mark.parametrize("loss", ["actor", "node"])
 def test_nothing_is_lost_with_a_replica_in_mid_rollout(tmp_path: Path, nodes: Nodes, loss: str) -> None:
     """Its process is killed, or its whole node: the turns are made again on the node that is left."""
-    cluster = nodes.spec(replicas=ReplicasSpec(count=1))
-    experiment = replace(small(tmp_path), cluster=cluster)
+    nodes.fill()
+    experiment = replace(small(tmp_path), cluster=nodes.spec())
 
     def lose() -> None:
         if loss == "actor":
@@ -137,3 +201,59 @@ def test_nothing_is_lost_with_a_replica_in_mid_rollout(tmp_path: Path, nodes: No
     assert "replica-0" in {event.worker for event in lost}
     assert len(of_kind(memory, WorkerUp)) == 2 + len(lost)
     assert len(of_kind(memory, AdapterPublished)) == 4
+
+
+def test_what_a_cluster_lacks_is_said_before_a_run(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody at the address, too few devices, no Ray at all: where, what, and how to mend it."""
+    nodes.fill()
+    with pytest.raises(InputError, match=r"no Ray cluster answers at 127.0.0.1:1 .*refused") as error:
+        connect(ClusterSpec(placement="ray", ray_address="127.0.0.1:1"))
+    assert error.value.where == "cluster.ray_address"
+    with pytest.raises(InputError, match="reserve 6 CPU, the Ray cluster has 4"):
+        connect(nodes.spec(replicas=ReplicasSpec(count=5)))
+    with pytest.raises(InputError, match="reserve 4 NPU, the Ray cluster has 0"):
+        connect(nodes.spec(replicas=ReplicasSpec(count=2, devices=2, device="npu")))
+    ray.shutdown()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"marlaas\[cluster\]"):
+        connect(nodes.spec())
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path[:0] = {paths!r}
+from msgspec.structs import replace
+from scripted_runs import Memory, small
+from test_ray_run import FAR
+from executor.driver import execute
+from marlaas.commands import Generate
+from marlaas.spec import ClusterSpec
+
+class Loud(Memory):
+    def write(self, event, commands):
+        super().write(event, commands)
+        if any(isinstance(command, Generate) for command in commands):
+            print("generating", flush=True)
+
+out = Path(sys.argv[1])
+cluster = ClusterSpec(placement="ray", ray_address={address!r})
+execute(replace(small(out), cluster=cluster), out, Loud(), plugins=FAR)
+"""
+
+
+def test_a_killed_driver_leaves_no_actor(tmp_path: Path, nodes: Nodes) -> None:
+    """Ray ends what belongs to a driver that is gone, wherever it runs."""
+    nodes.fill()
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    program = PROGRAM.format(paths=paths, address=nodes.cluster.address)
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == b"generating\n"
+        pids = [int(file.read_text()) for file in (tmp_path / "model").glob("*.pid")]
+        driver.kill()
+    workers = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    assert len(pids) == 2
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    assert alive == []
