@@ -11,7 +11,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True)
 def lawful_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
-    """Every run that a test simulates keeps the laws of `traces/laws.py`, after every event and at its end.
+    """Every run that a test simulates keeps the laws of `traces/laws`, after every event and at its end.
 
     Yields their law books; a test that breaks the law on purpose clears them.
     """

@@ -1,4 +1,4 @@
-"""The one record of a run: schema, writer, reader, replay, metrics, exports.
+"""The one record of a run: schema, writer, reader, replay, metrics, laws, exports.
 
-Knows `marlaas` and neither world. Read `schema.py`, `writer.py`, `reader.py`, then `metrics/`.
+Knows `marlaas` and neither world. Read `schema.py`, `writer.py`, `reader.py`, then `metrics/` and `laws/`.
 """

@@ -1,6 +1,6 @@
 """Feeds the events of a trace to a fresh scheduler and compares its commands with the recorded ones.
 
-On the way the laws of `laws.py` are asked, as far as both agree.
+On the way the laws of a run are asked (`laws`), as far as both agree.
 The first difference is named with its line, its field, what was expected and what was found. Because
 records are sealed, an altered event is told from an altered command even where it changes no command.
 """

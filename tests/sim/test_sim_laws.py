@@ -1,6 +1,6 @@
 """Laws that hold in every simulated run, over random experiments with and without faults.
 
-Every run here is watched: `traces/laws.py` is asked after each event and at the end, see `tests/conftest.py`.
+Every run here is watched: `traces/laws` is asked after each event and at the end, see `tests/conftest.py`.
 """
 
 from __future__ import annotations

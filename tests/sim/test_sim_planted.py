@@ -603,7 +603,7 @@ PLANTED = (
     Planted(a_place_too_many, laws, "9 steps in 8 places"),
     Planted(the_newest_batch_first, laws, "whose turn it is"),
     Planted(a_timer_that_fires_early, laws_of_deadlines, "timer .* fires at"),
-    Planted(timers_that_are_lost, laws_of_deadlines, "after its deadline"),
+    Planted(timers_that_are_lost, laws_of_deadlines, "past its deadline"),
     Planted(a_barrier_that_leaks, laws_of_rounds, "before the round of the others is trained|of its round"),
     Planted(a_round_trained_too_early, laws_of_rounds, "of its round is rolling"),
     Planted(two_tasks_at_a_time, laws_of_one_task_at_a_time, "begins a batch beside"),

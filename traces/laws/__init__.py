@@ -29,9 +29,9 @@ from marlaas.events import Event
 from marlaas.scheduler import Scheduler
 from marlaas.spec import Experiment
 from marlaas.state import State
-from traces.laws_books import Books
-from traces.laws_paths import totals
-from traces.laws_stations import Little
+from traces.laws.books import Books
+from traces.laws.paths import totals
+from traces.laws.stations import Little
 from traces.metrics.run import Source, open_source
 
 

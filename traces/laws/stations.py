@@ -93,3 +93,26 @@ class Station:
                 f" {self._level}, the {self._num_visits} stays to {stays} ns and end at {len(self._here)}"
             )
         return Little(num_visits=self._num_visits, area_ns=stays, length_ns=at)
+
+
+# --- what the scheduler counts ------------------------------------------------------------------------------
+
+
+def turns_on(name: str) -> Callable[[State], int]:
+    """Turns in flight on a replica, by the pins of its slots."""
+    return lambda state: sum(slot.pins for slot in state.replicas[name].slots.values())
+
+
+def jobs_on(name: str) -> Callable[[State], int]:
+    """Jobs on a lane."""
+    return lambda state: int(state.lanes[name].job != "idle")
+
+
+def steps_in(name: str) -> Callable[[State], int]:
+    """Steps in an environment."""
+    return lambda state: state.environments[name].num_stepping
+
+
+def queued_for(name: str) -> Callable[[State], int]:
+    """Turns that wait for a place in an environment."""
+    return lambda state: len(state.environments[name].queue)

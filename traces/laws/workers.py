@@ -10,7 +10,7 @@ from typing import Literal
 
 from marlaas.commands import CreateAdapter, Generate, Publish, Train
 from marlaas.errors import LawBroken
-from traces.laws_paths import Path
+from traces.laws.paths import Path
 
 Adapter = tuple[str, int]
 

@@ -13,7 +13,7 @@ from marlaas.commands import Train
 from marlaas.errors import LawBroken
 from marlaas.spec import Experiment
 from marlaas.systems import SYSTEMS
-from traces.laws_paths import TaskPaths
+from traces.laws.paths import TaskPaths
 
 
 class SystemOrder:

@@ -3,7 +3,7 @@
     record ──► open turns, steps and orders ──► paths of trajectories, slots and lanes, stations
 
 A late or duplicate answer finds nothing open and changes nothing. Owns what is open and until when; the laws
-themselves are those of `laws_paths`, `laws_workers`, `laws_systems` and `laws_stations`.
+themselves are those of `paths`, `workers`, `systems`, `orders` and `stations`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from marlaas.errors import LawBroken
 from marlaas.spec import Experiment
 from marlaas.state import State
 from marlaas.systems import compose
-from traces.laws_paths import TaskPaths
-from traces.laws_stations import Little, Station
-from traces.laws_systems import SystemOrder
-from traces.laws_workers import LaneHold, ReplicaHold
-
-NS = 1_000_000_000
+from traces.laws.orders import NS, OpenOrders
+from traces.laws.paths import TaskPaths
+from traces.laws.stations import Little, Station, jobs_on, queued_for, steps_in, turns_on
+from traces.laws.systems import SystemOrder
+from traces.laws.workers import LaneHold, ReplicaHold
 
 
 class _Flight(msgspec.Struct):
@@ -45,7 +44,6 @@ class Books:
         self.tasks = {t.name: TaskPaths(t, is_simulated=is_simulated) for t in experiment.tasks}
         self._order_of_tasks = SystemOrder(experiment, self.tasks)
         self._experiment = experiment
-        self._is_simulated = is_simulated
         self._limits = {t.name: experiment.limits_of(t) for t in experiment.tasks}
         replicas, num_slots = experiment.cluster.replicas, compose(experiment).capacity
         self._replicas = {
@@ -57,17 +55,15 @@ class Books:
         self._step_deadlines: dict[str, deque[tuple[int, int]]] = {
             n: deque() for n in experiment.environments
         }
-        self._orders: dict[int, tuple[Any, int]] = {}  # the order and its deadline
-        self._timers: dict[int, int] = {}
-        self._last_timer = 0
+        self._orders = OpenOrders(experiment, is_simulated=is_simulated)
         self._buffer = Station("buffer", lambda state: len(state.buffer))
         self._at: dict[str, Station] = {
-            **{name: Station(name, _turns_on(name)) for name in self._replicas},
-            **{name: Station(name, _jobs_on(name)) for name in self._lanes},
-            **{name: Station(f"environment {name}", _steps_in(name)) for name in experiment.environments},
+            **{name: Station(name, turns_on(name)) for name in self._replicas},
+            **{name: Station(name, jobs_on(name)) for name in self._lanes},
+            **{name: Station(f"environment {name}", steps_in(name)) for name in experiment.environments},
         }
         self._queues = {
-            name: Station(f"queue of environment {name}", _queued_for(name))
+            name: Station(f"queue of environment {name}", queued_for(name))
             for name in experiment.environments
         }
         self._touched: dict[Station, None] = {}
@@ -156,7 +152,7 @@ class Books:
         flight = self._flights.get(event.command)
         if flight is not None and event.trajectory in flight.open:
             if event.trajectory not in flight.aborting:
-                self._require_in_time(flight.command, flight.deadline)
+                self._orders.require_in_time(flight.command, flight.deadline, self.now)
             self._end_turn(flight, event.trajectory, event)
 
     def _abort(self, command: c.AbortTurns) -> None:
@@ -196,7 +192,7 @@ class Books:
         if command is None:
             return
         if answer is not None:
-            self._require_in_time(command, deadline)
+            self._orders.require_in_time(command, deadline, self.now)
         self._leave(self._at[command.environment], number)
         task = self.tasks[command.task]
         task.step_ended(command, answer)
@@ -289,12 +285,11 @@ class Books:
                     self._end_turn(flight, i, None)
             return
         self._end_step(event.command, None)
-        order = self._orders.get(event.command, (None, 0))[0]
+        order = self._answered(event.command)
         if isinstance(order, c.LoadAdapter):
             self._replicas[order.replica].free((order.task, order.version))
         elif isinstance(order, c.CreateAdapter | c.Train | c.Publish):
             self._job_lost(self._end_job(order.lane))
-        self._orders.pop(event.command, None)
 
     def _alarm(self, command: c.Alarm) -> None:
         """The scheduler says in so many words when it takes a worker for lost."""
@@ -304,9 +299,7 @@ class Books:
         elif is_loss and name in self._lanes:
             self._job_lost(self._end_job(name))
         if is_loss:
-            lost = [number for number, (order, _) in self._orders.items() if _worker_of(order) == name]
-            for number in lost:
-                del self._orders[number]
+            self._orders.lose(name)
 
     def _job_lost(self, job: Any) -> None:
         if job is not None:
@@ -321,36 +314,20 @@ class Books:
 
     # --- orders, timers, ends ---
 
-    def _answered(self, number: int) -> Any:
-        """The open order that an event answers; None when late or a duplicate."""
-        order, deadline = self._orders.pop(number, (None, 0))
-        if order is not None:
-            self._require_in_time(order, deadline)
-        return order
-
-    def _require_in_time(self, order: Any, deadline: int) -> None:
-        """In a simulation no answer is taken after its deadline."""
-        if self._is_simulated and self.now > deadline:
-            raise LawBroken(f"answered {self.now - deadline} ns after its deadline: {order}")
-
     def _order(self, command: Any) -> None:
-        within_s = self._experiment.limits.order_s
-        if isinstance(command, c.CreateAdapter | c.Train | c.Publish):
-            within_s = self._limits[command.task].training_s
-        self._orders[command.id] = command, self.now + round(within_s * NS)
+        self._orders.begin(command, self.now)
 
     def _order_answered(self, event: e.WorkerUp) -> None:
         self._answered(event.command)
 
+    def _answered(self, number: int) -> Any:
+        return self._orders.answered(number, self.now)
+
     def _timer_set(self, command: c.SetTimer) -> None:
-        self._timers[command.id] = max(command.at, self.now)
-        self._last_timer = command.id
+        self._orders.set_timer(command, self.now)
 
     def _timer_fired(self, event: e.TimerFired) -> None:
-        asked = self._timers.pop(event.command, None)
-        if asked is not None and (self.now < asked or (self._is_simulated and self.now > asked)):
-            raise LawBroken(f"timer {event.command} fires at {self.now} ns, was set for {asked}")
-        if event.command == self._last_timer:
+        if self._orders.fire(event.command, self.now):
             for deadlines in self._step_deadlines.values():
                 while deadlines and deadlines[0][0] <= self.now:
                     self._end_step(deadlines.popleft()[1], None)
@@ -363,43 +340,15 @@ class Books:
         """The end of the trace: what is open is live and not late; the books balance at every place."""
         for task in self.tasks.values():
             task.balance()
-        if self._is_simulated:
-            self._require_nothing_is_late()
+        self._require_nothing_is_late()
         stations = [*self._at.values(), *self._queues.values(), self._buffer]
         return {station.name: station.close(self.now, state) for station in stations}
 
     def _require_nothing_is_late(self) -> None:
-        late = [order for order, deadline in self._orders.values() if deadline < self.now]
-        late += [
-            flight.command
-            for flight in self._flights.values()
-            if flight.deadline < self.now and flight.open - flight.aborting
-        ]
-        for deadlines in self._step_deadlines.values():
-            late += [self._steps[n][0] for at, n in deadlines if n in self._steps and at < self.now]
-        if late:
-            raise LawBroken(f"{len(late)} orders are past their deadlines, the first: {late[0]}")
-
-
-def _worker_of(order: Any) -> str:
-    for field in ("worker", "replica", "lane"):
-        name = getattr(order, field, None)
-        if name is not None:
-            return str(name)
-    raise AssertionError(f"{order} is no worker's")
-
-
-def _turns_on(name: str) -> Callable[[State], int]:
-    return lambda state: sum(slot.pins for slot in state.replicas[name].slots.values())
-
-
-def _jobs_on(name: str) -> Callable[[State], int]:
-    return lambda state: int(state.lanes[name].job != "idle")
-
-
-def _steps_in(name: str) -> Callable[[State], int]:
-    return lambda state: state.environments[name].num_stepping
-
-
-def _queued_for(name: str) -> Callable[[State], int]:
-    return lambda state: len(state.environments[name].queue)
+        require, now = self._orders.require_in_time, self.now
+        self._orders.close(now)
+        for flight in self._flights.values():
+            if flight.open - flight.aborting:
+                require(flight.command, flight.deadline, now)
+        for command, deadline in self._steps.values():
+            require(command, deadline, now)
