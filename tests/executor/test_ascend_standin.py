@@ -54,7 +54,7 @@ RAN = {
     "torch_sampling.sample", "torch_sampling.uniform", "base_model.load_base", "engines._set_up_torch",
     "trainer.PeftTrainingEngine.run", "trainer.PeftTrainingEngine._train", "trainer._stepped",
     "trainer._clip", "policy.LoraPolicy.load", "policy.LoraPolicy.logits", "policy.LoraPolicy.weights",
-    "grpo.loss_sum", "grpo._padded", "adapters.write_adapter", "adapters.read_adapter",
+    "grpo.loss_sum", "grpo.padded", "adapters.write_adapter", "adapters.read_adapter",
     "devices.precision",
 }  # fmt: skip
 IN_FULL = {"index.Tensor_out": "index.Tensor", "repeat_interleave.Tensor": "repeat_interleave.self_Tensor"}
