@@ -5,6 +5,7 @@ Owns the choice of device and threads for one worker. Imports torch only when ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from executor import devices
@@ -12,6 +13,11 @@ from executor.wire import WorkerSpec
 
 if TYPE_CHECKING:
     from executor.protocols import RolloutEngine, TrainingEngine
+
+
+def replica(spec: WorkerSpec) -> RolloutEngine:
+    """The rollout engine that the experiment asks for."""
+    return _REPLICAS[spec.experiment.cluster.replicas.engine](spec)
 
 
 def torch_replica(spec: WorkerSpec) -> RolloutEngine:
@@ -24,6 +30,23 @@ def torch_replica(spec: WorkerSpec) -> RolloutEngine:
     _set_up_torch(spec, replicas.device, first_device=spec.index * replicas.devices)
     dtype = devices.precision(model.dtype, replicas.device)
     return TorchRolloutEngine(spec.name, model.path, replicas, model.lora, dtype=dtype)
+
+
+def vllm_replica(spec: WorkerSpec) -> RolloutEngine:
+    """vLLM within the worker."""
+    replicas = spec.experiment.cluster.replicas
+    kind = devices.kind_of(replicas.device)
+    devices.claim(kind, spec.index * replicas.devices, replicas.devices)
+    from executor.vllm_engine import start_vllm
+
+    return start_vllm(spec)
+
+
+def openai_replica(spec: WorkerSpec) -> RolloutEngine:
+    """A vLLM server that runs elsewhere."""
+    from executor.openai_engine import reach_server
+
+    return reach_server(spec)
 
 
 def torch_lane(spec: WorkerSpec) -> TrainingEngine:
@@ -51,3 +74,10 @@ def _set_up_torch(spec: WorkerSpec, device: str, first_device: int) -> None:
     if device != "cpu" and torch.accelerator.is_available():
         # Where the worker was shown only its own devices these are few, and its first is number 0.
         torch.accelerator.set_device_index(first_device % torch.accelerator.device_count())
+
+
+_REPLICAS: dict[str, Callable[[WorkerSpec], RolloutEngine]] = {
+    "torch": torch_replica,
+    "vllm": vllm_replica,
+    "openai": openai_replica,
+}
