@@ -15,7 +15,7 @@ help:
 	@echo "make demo    install, run the quickstart under two systems, predict one of them, report"
 	@echo "make test    install, then lint, types and all tests"
 	@echo "make check   the same without installing"
-	@echo "make bench   speed of the core against bare SimPy"
+	@echo "make bench   speed of core and simulator; ARGS=--quick leaves out the 10,000 tasks (a minute)"
 	@echo "make paper   the study of the original's claims: simulate, judge, report into runs/paper"
 	@echo "make clean   remove what was installed, run and cached here"
 
@@ -52,7 +52,7 @@ slow:
 	$(BIN)/python -m pytest -m slow
 
 bench: $(INSTALLED)
-	$(BIN)/python -m experiments.bench
+	$(BIN)/python -m experiments.bench $(ARGS)
 
 # Minutes on two cores; a run that was interrupted goes on where it stopped.
 paper: $(INSTALLED)

@@ -26,15 +26,13 @@ def metrics_meanwhile(out: Path) -> Iterator[None]:
     The trace must exist, header and all, within; without success inside there are no metrics.
     """
     command = [sys.executable, "-P", "-m", "experiments.meanwhile", str(out)]
-    reader = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    try:
-        yield
-        reader.communicate(DONE)
-    except BaseException:
-        reader.kill()
-        raise
-    finally:
-        reader.wait()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as reader:
+        try:
+            yield
+            reader.communicate(DONE)
+        except BaseException:
+            reader.kill()
+            raise
     if reader.returncode:
         raise RuntimeError(f"the process that computes the metrics of {out} ended with {reader.returncode}")
 

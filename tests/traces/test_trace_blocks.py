@@ -91,3 +91,22 @@ def test_a_block_of_nothing_is_no_block() -> None:
 def test_lines_are_put_together_across_parts() -> None:
     """A line cut between two parts is whole again, and the last may lack its newline."""
     assert list(blocks.lines_of([b"a\nb", b"c\n", b"", b"d\ne"])) == [b"a\n", b"bc\n", b"d\n", b"e"]
+
+
+def test_a_growing_trace_is_read_to_its_end(path: Path) -> None:
+    """The reader waits for what is not written yet, even within a line, until no more will come."""
+    whole = path.read_bytes()
+    begin = whole.index(b"\n") + 1
+    path.write_bytes(whole[:begin])
+    parts = [whole[i : i + 1000] for i in range(begin, len(whole), 1000)]
+
+    def is_growing() -> bool:
+        if not parts:
+            return False
+        with open(path, "ab") as file:
+            file.write(parts.pop(0))
+        return True
+
+    reader = TraceReader(path, is_growing=is_growing)
+    assert list(reader) == RECORDS
+    assert not reader.torn

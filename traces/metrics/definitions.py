@@ -13,18 +13,23 @@ from typing import Any
 
 from traces.metrics.occupancy import NS
 from traces.metrics.run import Run, Source
+from traces.metrics.spans import Span
 from traces.metrics.steps import CAUSES, StepRow, TaskLedger, shares
 
 Values = dict[str, Any]
 
 
-def compute(source: Source, alone: Mapping[str, float] | None = None) -> Values:
+def compute(
+    source: Source,
+    alone: Mapping[str, float] | None = None,
+    also: Callable[[Span], None] | None = None,
+) -> Values:
     """Every metric of a run, flat, in a fixed order; the source is a trace, its file or a run folder.
 
     `alone` gives each task's steps per hour when it has the cluster to itself (`alone_rates` of a `single`
-    run); without it `steps_per_hour_normalised` is None.
+    run); without it `steps_per_hour_normalised` is None. `also` is shown every span on the way.
     """
-    run = Run(source)
+    run = Run(source, also)
     values: Values = {}
     for group in _GROUPS:
         values |= group(run)

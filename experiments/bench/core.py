@@ -1,20 +1,17 @@
-"""Speed of the core and the simulator beside bare SimPy, measured in one run: `make bench`.
+"""Rates of the core and the simulator beside bare SimPy, all measured in the same run.
 
 Machines differ and are shared, so what counts are the ratios. Every figure is the best of several rounds
-taken in turn, which a busy neighbour disturbs least.
+taken in turn, which a busy neighbour disturbs least. Owns the clusters that are simulated for that.
 """
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import simpy
-from rich.console import Console
-from rich.table import Table
 
 from marlaas.commands import Command
 from marlaas.events import Event
@@ -38,8 +35,6 @@ from sim.run import simulate
 from traces.schema import make_header
 from traces.writer import TraceWriter
 
-ROUNDS = 5
-
 
 class Tape:
     """A recorder that keeps the events of a run in memory."""
@@ -59,8 +54,8 @@ class Blank:
         """Forget both."""
 
 
-def cluster(num_tasks: int, *, steps: int = 2) -> Experiment:
-    """`num_tasks` tasks of 64 prompts × 4 samples, a third of them agentic, on as many replicas."""
+def cluster(num_tasks: int, *, prompts: int = 64, num_lanes: int = 1) -> Experiment:
+    """So many tasks of two steps of `prompts` × 4 samples, a third of them agentic, on as many replicas."""
     maths = Workload(
         prompt_tokens=Fixed(value=105),
         output_tokens=Lognormal(median=250, sigma=0.6, cap=2048),
@@ -77,8 +72,8 @@ def cluster(num_tasks: int, *, steps: int = 2) -> Experiment:
         TaskSpec(
             name=f"task-{i}",
             environment="web" if i % 3 == 2 else "maths",
-            steps=steps,
-            prompts=64,
+            steps=2,
+            prompts=prompts,
             samples=4,
             max_prompt_tokens=1024,
             max_new_tokens=2048,
@@ -97,7 +92,8 @@ def cluster(num_tasks: int, *, steps: int = 2) -> Experiment:
             "web": LookupEnvironment(concurrency=100_000),
         },
         cluster=ClusterSpec(
-            replicas=ReplicasSpec(count=num_tasks, slots=32, kv_tokens=400_000), lanes=LanesSpec()
+            replicas=ReplicasSpec(count=num_tasks, slots=32, kv_tokens=400_000),
+            lanes=LanesSpec(count=num_lanes),
         ),
     )
 
@@ -117,6 +113,48 @@ PROFILE = Profile(
 )
 
 
+BARE, TRAJECTORIES = "bare SimPy timeouts", "simulated trajectories, of several turns"
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """The events of a simulated run, and how many trajectories it had."""
+
+    events: list[Event]
+    num_trajectories: int
+
+
+def record(experiment: Experiment) -> Recorded:
+    """Simulate an experiment once and keep its events."""
+    tape = Tape()
+    simulate(experiment, PROFILE, tape)
+    return Recorded(tape.events, num_trajectories(experiment))
+
+
+def num_trajectories(experiment: Experiment) -> int:
+    """How many trajectories its tasks want."""
+    return sum(task.steps * task.num_trajectories for task in experiment.tasks)
+
+
+def rates(experiment: Experiment, run: Recorded, folder: Path) -> dict[str, float]:
+    """Everything measured once, per CPU-second."""
+    num = len(run.events)
+    simulated_s = cpu_s(lambda: simulate(experiment, PROFILE, Blank()))
+    return {
+        BARE: _bare_simpy(),
+        "core events": num / cpu_s(_core(experiment, run.events)),
+        "core events, trace written": num / cpu_s(_core_with_trace(experiment, run.events, folder)),
+        "simulated events": num / simulated_s,
+        TRAJECTORIES: run.num_trajectories / simulated_s,
+    }
+
+
+def cpu_s(work: Callable[[], object]) -> float:
+    """CPU-seconds of this process that some work takes."""
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
 def _bare_simpy(num: int = 200_000) -> float:
     """Timeouts per CPU-second that SimPy alone gets through, 100 processes at a time."""
     env = simpy.Environment()
@@ -127,69 +165,30 @@ def _bare_simpy(num: int = 200_000) -> float:
 
     for _ in range(100):
         env.process(process())
-    return num / _cpu_s(env.run)
+    return num / cpu_s(env.run)
 
 
-def _cpu_s(work: Callable[[], object]) -> float:
-    begin = time.process_time()
-    work()
-    return time.process_time() - begin
-
-
-def _core(experiment: Experiment, events: list[Event]) -> float:
-    """Events per CPU-second that the scheduler alone gets through."""
+def _core(experiment: Experiment, events: list[Event]) -> Callable[[], None]:
+    """The scheduler alone, ready to take the events in."""
     scheduler = Scheduler(experiment)
 
     def work() -> None:
         for event in events:
             scheduler.handle(event)
 
-    return len(events) / _cpu_s(work)
+    return work
 
 
-def _core_with_trace(experiment: Experiment, events: list[Event], folder: Path) -> float:
+def _core_with_trace(experiment: Experiment, events: list[Event], folder: Path) -> Callable[[], None]:
     """The same with every event and command written to a trace."""
     scheduler = Scheduler(experiment)
     path = folder / "trace.jsonl"
     path.unlink(missing_ok=True)
+    header = make_header(experiment, world="sim", profile=msgspec.to_builtins(PROFILE))
 
     def work() -> None:
-        with TraceWriter(
-            path, make_header(experiment, world="sim", profile=msgspec.to_builtins(PROFILE))
-        ) as writer:
+        with TraceWriter(path, header) as writer:
             for event in events:
                 writer.write(event, scheduler.handle(event))
 
-    return len(events) / _cpu_s(work)
-
-
-def _simulation(experiment: Experiment, num_events: int) -> float:
-    """Events per CPU-second of a whole simulation without a trace."""
-    return num_events / _cpu_s(lambda: simulate(experiment, PROFILE, Blank()))
-
-
-def main() -> None:
-    """Measure in turn, several rounds, and print the best of each with its ratio to bare SimPy."""
-    experiment = cluster(8)
-    tape = Tape()
-    simulate(experiment, PROFILE, tape)
-    best = {"bare SimPy timeouts": 0.0}
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(ROUNDS):
-            found = {
-                "bare SimPy timeouts": _bare_simpy(),
-                "core events": _core(experiment, tape.events),
-                "core events, trace written": _core_with_trace(experiment, tape.events, Path(folder)),
-                "simulated events": _simulation(experiment, len(tape.events)),
-            }
-            best = {name: max(rate, best.get(name, 0.0)) for name, rate in found.items()}
-    table = Table(title=f"{len(tape.events)} events of a simulated cluster, best of {ROUNDS} rounds")
-    for column in ("what", "per CPU-second", "ratio to bare SimPy"):
-        table.add_column(column, justify="left" if column == "what" else "right")
-    for name, rate in best.items():
-        table.add_row(name, f"{rate:,.0f}", f"{rate / best['bare SimPy timeouts']:.3f}")
-    Console().print(table)
-
-
-if __name__ == "__main__":
-    main()
+    return work

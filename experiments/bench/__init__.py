@@ -1,0 +1,1 @@
+"""How fast the core and the simulator are: `make bench`."""
