@@ -167,7 +167,7 @@ def calibrate(
 
 @app.command()
 def replay(run: RunFolder) -> None:
-    """Feed a run's events to a fresh scheduler: the same commands, or the first difference."""
+    """Feed a run's events to a fresh scheduler: the same commands and all laws kept, or what is not."""
     from traces.replay import replay as replay_run
 
     result = replay_run(run)
