@@ -8,7 +8,16 @@ from pathlib import Path
 
 from scripted_engines import WatermarkLane, WatermarkReplica
 
-from executor.protocols import AdapterFolder, NewAdapter, NextVersion, Order, Report, TrainingBatch
+from executor.engines import replica
+from executor.protocols import (
+    AdapterFolder,
+    NewAdapter,
+    NextVersion,
+    Order,
+    Report,
+    RolloutEngine,
+    TrainingBatch,
+)
 from executor.wire import WorkerSpec
 
 
@@ -58,3 +67,9 @@ class FarLane(WatermarkLane):
         optimizer.mkdir(parents=True)
         (optimizer / "state.json").write_text(str(version))
         return super()._write(place, task, version)
+
+
+def embedded_replica(spec: WorkerSpec) -> RolloutEngine:
+    """The real thing, which a test may look for."""
+    _leave_pid(spec)
+    return replica(spec)

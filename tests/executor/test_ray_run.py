@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from marlaas.spec import (
     ClusterSpec,
     Experiment,
     LanesSpec,
+    LookupEnvironment,
     ModelSpec,
     ReplicasSpec,
     SumsEnvironment,
@@ -53,9 +55,9 @@ class Nodes:
         self.fill()
 
     def fill(self) -> None:
-        """See to it that there are two nodes with room for two workers each."""
+        """See to it that there are two nodes, each with room for three workers."""
         while len(self.nodes) < 2:
-            self.nodes.append(self.cluster.add_node(num_cpus=2))
+            self.nodes.append(self.cluster.add_node(num_cpus=3))
 
     def spec(self, **changes: Any) -> ClusterSpec:
         """An experiment's cluster: these nodes, one replica and one lane unless said otherwise."""
@@ -128,10 +130,14 @@ def test_a_run_on_two_nodes_ends_as_on_one_machine(tmp_path: Path, nodes: Nodes)
 EMBEDDED = Experiment(
     name="tiny",
     seed=5,
-    model=ModelSpec(path=str(Path(__file__).parents[2] / "executor" / "models" / "tiny-base")),
-    environments={"adding": SumsEnvironment()},
-    tasks=(TaskSpec(name="add", environment="adding", steps=3, prompts=8, max_new_tokens=8),),
+    environments={"adding": SumsEnvironment(), "library": LookupEnvironment()},
+    tasks=(
+        TaskSpec(name="add", environment="adding", steps=3, prompts=8, max_new_tokens=8),
+        TaskSpec(name="late", environment="adding", steps=2, prompts=8, max_new_tokens=8, submit_at_s=0.5),
+        TaskSpec(name="find", environment="library", steps=2, prompts=8, max_new_tokens=10, max_turns=2),
+    ),
 )
+MODEL = Path(__file__).parents[2] / "executor" / "models" / "tiny-base"
 
 
 @pytest.fixture
@@ -143,44 +149,67 @@ def two_cores() -> Iterator[None]:
     os.sched_setaffinity(0, usable)
 
 
+def after_turns(number: int, act: Callable[[], None]) -> Callable[[Event], None]:
+    """An observer that acts, in a thread of its own, once so many turns are made and others are under way."""
+    turns: list[Event] = []
+
+    def see(event: Event) -> None:
+        if isinstance(event, TurnGenerated):
+            turns.append(event)
+            if len(turns) == number:
+                threading.Thread(target=act).start()
+
+    return see
+
+
 def published(out: Path) -> dict[str, bytes]:
     """The bytes of every version's weights, and of the moments that are kept."""
     files = [*out.glob("adapters/*/v*/*.safetensors"), *out.glob("optimizer/*/v*/*.safetensors")]
     return {str(file.relative_to(out)): file.read_bytes() for file in files}
 
 
-@pytest.mark.parametrize("lane_devices", [1, 2])
-def test_a_seeded_run_trains_the_same_adapters_on_nodes_and_on_one_machine(
-    tmp_path: Path, nodes: Nodes, two_cores: None, lane_devices: int
-) -> None:
-    """The embedded engines, bit by bit: every version of the adapter, and AdamW's moments.
+def train(
+    out: Path, cluster: ClusterSpec, lose: Callable[[Experiment], None] | None = None, num_tasks: int = 3
+) -> tuple[dict[str, bytes], Memory]:
+    """Train with the embedded engines, perhaps with a loss in mid-rollout; what was published, the record."""
+    model = ModelSpec(path=str(shutil.copytree(MODEL, out / "model")))
+    experiment = replace(EMBEDDED, cluster=cluster, model=model, tasks=EMBEDDED.tasks[:num_tasks])
+    see = after_turns(100, lambda: lose(experiment)) if lose else lambda event: None
+    outcomes, memory = run(experiment, out, Plugins(replica="far_engines:embedded_replica"), see)
+    assert outcomes == {task.name: "done" for task in experiment.tasks}
+    return published(out), memory
 
-    Also with a lane of two ranks. Sums depend on the number of threads, so that is the same: one a worker.
+
+def test_a_seeded_run_trains_the_same_adapters_on_nodes_and_on_one_machine(
+    tmp_path: Path, nodes: Nodes, two_cores: None
+) -> None:
+    """Three tasks on two replicas, bit by bit: every version, and AdamW's moments; also when a node is lost.
+
+    Sums depend on the number of threads, so that is the same in all runs: one a worker.
     """
     nodes.fill()
-    runs, lanes = {}, LanesSpec(devices=lane_devices)
-    for name, cluster in (("local", ClusterSpec(lanes=lanes)), ("ray", nodes.spec(lanes=lanes))):
-        out = tmp_path / name
-        out.mkdir()
-        outcomes, _ = run(replace(EMBEDDED, cluster=cluster), out, Plugins())
-        assert outcomes == {"add": "done"}
-        runs[name] = published(out)
-    assert len(runs["local"]) == 4 + 2
-    assert runs["ray"] == runs["local"]
-    assert len(set(runs["local"].values())) == 6
+    two = ReplicasSpec(count=2)
+    one_machine, _ = train(tmp_path / "local", ClusterSpec(replicas=two))
+    on_nodes, _ = train(tmp_path / "ray", nodes.spec(replicas=two))
+    bereft, memory = train(
+        tmp_path / "lost",
+        nodes.spec(replicas=two),
+        lambda experiment: nodes.lose_node_of(experiment, "replica-0"),
+    )
+    assert len(one_machine) == (4 + 3 + 3) + 3 * 2
+    assert on_nodes == one_machine
+    assert bereft == one_machine
+    assert "replica-0" in {event.worker for event in of_kind(memory, WorkerLost)}
 
 
-def once_generating(memory: Memory, act: Callable[[], None]) -> Callable[[Event], None]:
-    """An observer that acts, in a thread of its own, once two turns are made and others are under way."""
-    turns: list[Event] = []
-
-    def see(event: Event) -> None:
-        if isinstance(event, TurnGenerated):
-            turns.append(event)
-            if len(turns) == 2:
-                threading.Thread(target=act).start()
-
-    return see
+def test_a_lane_of_two_ranks_trains_the_same_on_a_node(tmp_path: Path, nodes: Nodes, two_cores: None) -> None:
+    """The ranks of a lane are processes of one node, out of sight of the driver's files."""
+    nodes.fill()
+    lanes = LanesSpec(devices=2)
+    one_machine, _ = train(tmp_path / "local", ClusterSpec(lanes=lanes), num_tasks=1)
+    on_a_node, _ = train(tmp_path / "ray", nodes.spec(lanes=lanes), num_tasks=1)
+    assert len(one_machine) == 4 + 2
+    assert on_a_node == one_machine
 
 
 @pytest.mark.parametrize("loss", ["actor", "node"])
@@ -195,7 +224,7 @@ def test_nothing_is_lost_with_a_replica_in_mid_rollout(tmp_path: Path, nodes: No
         else:
             nodes.lose_node_of(experiment, "replica-0")
 
-    outcomes, memory = run(experiment, tmp_path, FAR, once_generating(Memory(), lose))
+    outcomes, memory = run(experiment, tmp_path, FAR, after_turns(2, lose))
     assert outcomes == {"task-0": "done", "task-1": "done"}
     lost = of_kind(memory, WorkerLost)
     assert "replica-0" in {event.worker for event in lost}
@@ -209,8 +238,8 @@ def test_what_a_cluster_lacks_is_said_before_a_run(nodes: Nodes, monkeypatch: py
     with pytest.raises(InputError, match=r"no Ray cluster answers at 127.0.0.1:1 .*refused") as error:
         connect(ClusterSpec(placement="ray", ray_address="127.0.0.1:1"))
     assert error.value.where == "cluster.ray_address"
-    with pytest.raises(InputError, match="reserve 6 CPU, the Ray cluster has 4"):
-        connect(nodes.spec(replicas=ReplicasSpec(count=5)))
+    with pytest.raises(InputError, match="reserve 8 CPU, the Ray cluster has 6"):
+        connect(nodes.spec(replicas=ReplicasSpec(count=7)))
     with pytest.raises(InputError, match="reserve 4 NPU, the Ray cluster has 0"):
         connect(nodes.spec(replicas=ReplicasSpec(count=2, devices=2, device="npu")))
     ray.shutdown()
