@@ -26,6 +26,7 @@ from marlaas.spec import ChatSpec
 Message = dict[str, Any]
 MARK = "[[turn]]"
 ECHO = "[[text]]"
+NEXT = "[[next]]"
 _PROBE = Tool(
     name="look_up",
     description="Look something up.",
@@ -39,8 +40,8 @@ class Chat:
     def __init__(self, template: str, variables: Mapping[str, object]) -> None:
         self._variables = dict(variables)
         self._template = _sandbox().from_string(template)
-        text = self._try([_user("x"), _assistant(MARK), _user(ECHO)])
-        if text is None or not 0 <= text.find(MARK) < text.find(ECHO):
+        text = self._try([_user("x"), _assistant(MARK), _user(ECHO), _assistant(NEXT)], generate=False)
+        if text is None or not 0 <= text.find(MARK) < text.find(ECHO) < text.find(NEXT):
             problem = "the model's chat template does not show a conversation of several turns"
             raise InputError("model.chat", problem, "write `chat: {template: none}`")
 
@@ -58,13 +59,28 @@ class Chat:
             messages.insert(0, {"role": "system", "content": "\n\n".join(before)})
         elif before:
             messages = [_user("\n\n".join([*before, prompt]))]
-        return self._render(messages, tools)
+        return self._up_to_turn(messages, tools)
 
     def after_turn(self, text: str, role: Role) -> str:
         """What follows a turn of the model: its end, `text` in its place, the beginning of the next turn."""
         shown = role if role == "user" or self._shows_results else "user"
-        rendered = self._render([_user("x"), _assistant(MARK), {"role": shown, "content": text}])
+        rendered = self._up_to_turn([_user("x"), _assistant(MARK), {"role": shown, "content": text}])
         return rendered[rendered.index(MARK) + len(MARK) :]
+
+    def _up_to_turn(self, messages: list[Message], tools: Sequence[Tool] = ()) -> str:
+        """A conversation to where the next turn of the model begins, on any template.
+
+        One that knows no `add_generation_prompt` writes that beginning only with a turn; blanks there belong
+        to the turn, whose first token holds them.
+        """
+        if self._begins_turns:
+            return self._render(messages, tools)
+        rendered = self._render([*messages, _assistant(NEXT)], tools, generate=False)
+        return rendered[: rendered.rindex(NEXT)].rstrip(" ")
+
+    @cached_property
+    def _begins_turns(self) -> bool:
+        return self._render([_user("x")]) != self._render([_user("x")], generate=False)
 
     @cached_property
     def _has_system(self) -> bool:

@@ -61,11 +61,11 @@ class Judges:
 
     async def close(self) -> None:
         """End all processes; grading again starts new ones."""
-        ended = list(self._started)
-        for process in ended:
+        for process in self._started:
             self._end(process)
-        for process in ended:
+        for process in self._started:
             await process.wait()
+        self._started.clear()
         self._loop = None
 
     def _join_loop(self) -> None:
@@ -73,8 +73,9 @@ class Judges:
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             return
-        for process in list(self._started):
+        for process in self._started:
             self._end(process)
+        self._started.clear()
         self._loop, self._free = loop, asyncio.Queue()
         for _ in range(self._count):
             self._free.put_nowait(None)
@@ -93,7 +94,7 @@ class Judges:
                 "OPENBLAS_NUM_THREADS": "1",
             },
         )
-        self._started.add(process)
+        self._started = {each for each in self._started if each.returncode is None} | {process}
         ready = await asyncio.wait_for(_exchange(process, self._setup), START_S)
         if ready is None:
             raise MarlaasError(f"the grader {self._setup['function']} ended while it was made")
@@ -105,14 +106,12 @@ class Judges:
         answer = await _exchange(process, request)
         if answer is not None:
             return float(answer["reward"])
-        self._started.discard(process)
         if await process.wait() == -signal.SIGPROF:
             return 0.0
         raise MarlaasError(f"a process grading answers ended with status {process.returncode}")
 
     def _end(self, process: Process | None) -> None:
         if process is not None:
-            self._started.discard(process)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
 
