@@ -35,7 +35,7 @@ ONLY_IN = {
     "rich": {"experiments"},
 }
 # The benchmark compares the core with bare SimPy.
-EXCEPTIONS = {("experiments/bench.py", "simpy")}
+EXCEPTIONS = {("experiments/bench/core.py", "simpy")}
 PURE = {"marlaas": {"msgspec"}, "traces": {"msgspec", "zstandard", "pandas", "pyarrow"}}
 
 
