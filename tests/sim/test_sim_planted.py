@@ -57,12 +57,15 @@ from sim.costs import IterationCosts
 from sim.engine import Engine
 from sim.lane import Lane
 from sim.prefix_cache import PrefixCache
-from sim.profile import assumed
+from sim.profile import Profile, assumed
 from sim.rules import EngineRules
 from sim.sequences import DecodingSet
 from sim.stepwise import StepwiseEngine
 from sim.streams import Streams
 from sim.workload import BatchPlan
+from traces.laws import check
+from traces.reader import Trace
+from traces.schema import make_header
 
 Patch = pytest.MonkeyPatch
 US = 10**9  # femtoseconds
@@ -70,10 +73,11 @@ US = 10**9  # femtoseconds
 # --- the proofs, each on one run that shows it --------------------------------------------------------------
 
 
-def small(system: str = "marlaas", **changes: Any) -> Record:
-    """The small experiment; the laws are asked throughout, see `tests/conftest.py`."""
-    record = Record()
-    simulate(experiment(system, **changes), PROFILE, record)
+def small(system: str = "marlaas", profile: Profile = PROFILE, **changes: Any) -> Record:
+    """The small experiment; the laws are asked after each event (`tests/conftest.py`) and of the whole."""
+    record, of = Record(), experiment(system, **changes)
+    simulate(of, profile, record)
+    check(Trace(header=make_header(of, world="sim"), records=record.records))
     return record
 
 
@@ -81,7 +85,7 @@ def laws() -> None:
     """Conservation, tokens, slots, lanes, places, Little's law; at ease and with a crowded lane."""
     small()
     crowded = replace(PROFILE, lane=replace(PROFILE.lane, step_s=assumed(2.0)))
-    simulate(experiment(), crowded, Record())
+    small(profile=crowded)
 
 
 def laws_of_rounds() -> None:
@@ -385,6 +389,18 @@ def a_late_event_counted_twice(patch: Patch) -> None:
     patch.setattr(episodes, "leave", partial(around, episodes.leave))
 
 
+def a_place_never_given_back(patch: Patch) -> None:
+    """The first trajectory to leave an environment is counted as there for ever."""
+
+    def around(real: Any, core: Core, number: int) -> Any:
+        step = real(core, number)
+        if step is not None and (step.task, step.batch.step, step.trajectory.index) == ("add", 0, 0):
+            core.state.environments["sums"].num_stepping += 1
+        return step
+
+    wrapped(patch, episodes, "leave", around)
+
+
 def a_place_too_many(patch: Patch) -> None:
     """An environment steps one more than it may."""
 
@@ -600,6 +616,7 @@ PLANTED = (
     Planted(one_slot_too_many, laws, "3 adapters in 2 slots"),
     Planted(an_eviction_under_turns, laws, "is unloaded under"),
     Planted(a_late_event_counted_twice, laws, "steps in .* places|Little's law"),
+    Planted(a_place_never_given_back, laws, "Little's law"),
     Planted(a_place_too_many, laws, "9 steps in 8 places"),
     Planted(the_newest_batch_first, laws, "whose turn it is"),
     Planted(a_timer_that_fires_early, laws_of_deadlines, "timer .* fires at"),
