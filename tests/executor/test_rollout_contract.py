@@ -34,7 +34,7 @@ needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here: make test-vllm"
 )
 ENGINES = [
-    "torch",
+    pytest.param("torch", marks=pytest.mark.slow),
     pytest.param("vllm", marks=[pytest.mark.slow, needs_vllm]),
     pytest.param("openai", marks=[pytest.mark.slow, needs_vllm]),
 ]

