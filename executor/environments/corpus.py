@@ -12,6 +12,7 @@ from executor.environments.source import Hit
 from marlaas.errors import InputError
 
 SNIPPET_CHARS = 160
+WORD = r"(?u)\b\w+\b"  # those of one letter too
 
 
 class Corpus:
@@ -29,10 +30,11 @@ class Corpus:
             self._pages[title] = text_of(place, line, "text")
         self._titles = list(self._pages)
         self._by_folded = {title.casefold(): title for title in self._titles}
+        words = self._words([f"{title} {text}" for title, text in self._pages.items()])
+        if not any(words):
+            raise InputError(str(file), "no page has a word", "wanted titles and texts to search in")
         self._index = self._library.BM25()
-        self._index.index(
-            self._tokens([f"{t} {text}" for t, text in self._pages.items()]), show_progress=False
-        )
+        self._index.index(words, show_progress=False)
 
     async def search(self, query: str, limit: int) -> list[Hit]:
         """The best `limit` pages that share a word with the query."""
@@ -44,8 +46,7 @@ class Corpus:
         return None if found is None else self._pages[found]
 
     def _search(self, query: str, limit: int) -> list[Hit]:
-        words = self._library.tokenize([query], stopwords=None, show_progress=False, return_ids=False)[0]
-        known = [word for word in words if word in self._index.vocab_dict]
+        known = [word for word in self._words([query])[0] if word in self._index.vocab_dict]
         if not known:
             return []
         num_hits = min(limit, len(self._titles))
@@ -56,5 +57,8 @@ class Corpus:
     def _hit(self, title: str) -> Hit:
         return Hit(title=title, snippet=self._pages[title][:SNIPPET_CHARS])
 
-    def _tokens(self, texts: list[str]) -> Any:
-        return self._library.tokenize(texts, stopwords=None, show_progress=False)
+    def _words(self, texts: list[str]) -> list[list[str]]:
+        words: list[list[str]] = self._library.tokenize(
+            texts, stopwords=None, token_pattern=WORD, return_ids=False, show_progress=False
+        )
+        return words

@@ -34,11 +34,13 @@ ALL = [PLAIN, DEFAULT_SYSTEM, NO_GENERATION_PROMPT, NO_SYSTEM, HERMES, STRICT]
 
 
 def codec_of(tmp_path: Path, template: str | None, **chat: Any) -> Codec:
+    """The codec of a model folder with this template."""
     end = TEXT_END if template == STRICT else END_TOKEN
     return Codec(write_chat_model(tmp_path / "model", template, end), ChatSpec(**chat))
 
 
 def text(codec: Codec, tokens: list[int]) -> str:
+    """Tokens as text, special ones included."""
     return codec._decode(tokens)
 
 
@@ -167,7 +169,8 @@ def test_without_a_template_texts_follow_one_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ messages[0].content }}", "{% for", "{{ raise_exception('no') }}", "{{ messages | nope }}"]
+    "template",
+    ["{{ messages[0].content }}", "{% for", "{{ raise_exception('no') }}", "{{ messages | nope }}"],
 )
 def test_a_template_that_holds_no_conversation_is_refused(tmp_path: Path, template: str) -> None:
     """With the way out."""

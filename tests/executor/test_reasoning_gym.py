@@ -148,6 +148,6 @@ def test_every_dataset_of_the_library_can_be_played() -> None:
         return seen[0].reward or 0.0 if seen else 1.0
 
     async def main() -> dict[str, float]:
-        return {name: await score(name) for name in sorted(DATASETS) if name not in ("composite",)}
+        return {name: await score(name) for name in sorted(DATASETS) if name != "composite"}
 
     assert {name for name, reward in asyncio.run(main()).items() if reward < 1.0} == set()

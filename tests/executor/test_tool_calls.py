@@ -56,9 +56,9 @@ def test_several_calls_keep_their_order_and_are_bounded() -> None:
     [
         ("{bad", "not JSON"),
         ("", "not JSON"),
-        ('"search"', "no \"name\""),
-        ('{"arguments": {}}', "no \"name\""),
-        ('{"name": 3}', "no \"name\""),
+        ('"search"', 'no "name"'),
+        ('{"arguments": {}}', 'no "name"'),
+        ('{"name": 3}', 'no "name"'),
         ('{"name": "search", "arguments": [1]}', "not an object"),
         ('{"name": "search", "arguments": "Oslo"}', "not JSON"),
         ("[" * 100_000, "not JSON"),
