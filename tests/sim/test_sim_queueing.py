@@ -294,10 +294,10 @@ def test_erlangs_formula_at_an_environment(servers: int) -> None:
 def test_erlangs_formula_at_lanes(servers: int) -> None:
     """M/M/1 and M/M/3 whose servers are lanes and whose customers are tasks."""
     rate = 0.5 * servers
-    visits = at_lanes(exponential(1.0), rate=rate, servers=servers, num=30_000, seed=9)
+    visits = at_lanes(exponential(1.0), rate=rate, servers=servers, num=20_000, seed=9)
     stay = stay_of(visits, rate, 1.0, 2.0)
     assert stay.holds(1.0 + erlang_wait(rate, 1.0, servers)), stay
-    assert stay.relative < 0.03
+    assert stay.relative < 0.035
 
 
 @pytest.mark.slow
