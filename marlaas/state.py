@@ -31,6 +31,7 @@ from marlaas.waiting import Waiting
 Adapter = tuple[str, int]
 
 NS = 1_000_000_000
+_MOVES = {state: frozenset(after) for state, after in TRAJECTORY.items()}  # asked four times a turn
 
 
 class Trajectory(msgspec.Struct, kw_only=True):
@@ -50,7 +51,7 @@ class Trajectory(msgspec.Struct, kw_only=True):
 
     def move(self, state: TrajectoryState) -> None:
         """Go to `state` if the table allows it."""
-        if state not in TRAJECTORY[self.state]:
+        if state not in _MOVES[self.state]:
             check_move(TRAJECTORY, f"trajectory {self.index}", self.state, state)
         self.state = state
 

@@ -194,11 +194,10 @@ class Engine:
             assert not batch.waiting, "an empty engine lets every sequence in"
             self._end_fs = NEVER
         else:
-            self._begin_steps(num_iterations)
+            self._begin_steps(batch, num_iterations)
 
-    def _begin_steps(self, num_iterations: int) -> None:
-        batch, costs = self._batch, self._costs
-        decoding = batch.decoding
+    def _begin_steps(self, batch: Batch, num_iterations: int) -> None:
+        costs, decoding = self._costs, batch.decoding
         size = decoding.size
         num_adapters = len(decoding.adapters)
         reading_fs = 0
