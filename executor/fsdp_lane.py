@@ -31,7 +31,7 @@ from executor.workers import ending, spawn
 _RANK, _PORT = "MARLAAS_LANE_RANK", "MARLAAS_LANE_PORT"
 # A peer's death breaks a gloo collective at once; others may wait for ever, and are not waited for.
 _GRACE_S = 10.0
-_LAST_WORDS_S = 2.0
+_LAST_WORDS_S = 5.0
 
 
 class RankEngine:
