@@ -15,7 +15,7 @@ help:
 	@echo "make demo    install, run the quickstart under two systems, predict one of them, report"
 	@echo "make test    install, then lint, types and all tests"
 	@echo "make check   the same without installing"
-	@echo "make bench   speed of core and simulator; ARGS=--quick leaves out the 10,000 tasks (a minute)"
+	@echo "make bench   speed of core and simulator; ARGS=--quick leaves out 10,000 tasks (two minutes)"
 	@echo "make paper   the study of the original's claims: simulate, judge, report into runs/paper"
 	@echo "make clean   remove what was installed, run and cached here"
 
