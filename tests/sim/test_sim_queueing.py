@@ -275,7 +275,7 @@ def test_irregular_training_is_the_same_for_every_system_and_every_retry() -> No
 @pytest.mark.parametrize("name", SERVICES)
 def test_pollaczek_khinchine_to_a_few_percent(name: str) -> None:
     """M/G/1 at an environment, load 0.4: exponential (so M/M/1), fixed, regular and heavy-tailed service."""
-    require_pollaczek_khinchine(name, num=200_000, seed=7, within=0.03)
+    require_pollaczek_khinchine(name, num=100_000, seed=7, within=0.04)
 
 
 @pytest.mark.slow
@@ -283,10 +283,10 @@ def test_pollaczek_khinchine_to_a_few_percent(name: str) -> None:
 def test_erlangs_formula_at_an_environment(servers: int) -> None:
     """M/M/c at a load of 0.6 per server."""
     rate = 0.6 * servers
-    visits = at_environment(exponential(1.0), rate=rate, servers=servers, num=200_000, seed=8)
+    visits = at_environment(exponential(1.0), rate=rate, servers=servers, num=100_000, seed=8)
     stay = stay_of(visits, rate, 1.0, 2.0)
     assert stay.holds(1.0 + erlang_wait(rate, 1.0, servers)), stay
-    assert stay.relative < 0.015
+    assert stay.relative < 0.02
 
 
 @pytest.mark.slow
