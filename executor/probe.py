@@ -6,6 +6,7 @@ nothing and say nothing. Owns the question; knows no engine.
 
 from __future__ import annotations
 
+import itertools
 import math
 import tempfile
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from marlaas.errors import MarlaasError
 
 _SEED = 20_231
 _NUM_TOKENS = 8
+_STRENGTHS = (0.05, 0.5, 5.0)  # a base that is very sure of itself needs a push to say something else
 _SAME, _DIFFERENT = 1e-2, 5e-2  # nats; bf16 rounds a log-probability to about 1e-3 of its logits
 
 
@@ -34,17 +36,28 @@ async def probe(server: ModelServer, base: BaseFacts, base_name: str) -> None:
     request = TurnRequest(
         trajectory=0, context=context, max_new_tokens=_NUM_TOKENS, temperature=0.0, seed=_SEED
     )
-    with tempfile.TemporaryDirectory(prefix="marlaas-probe-") as folder:
-        tensors, adapter = random_adapter(base.shapes, _SEED), Path(folder) / "adapter"
-        write_adapter(adapter, tensors, base.lora, base_name)
-        bare = await server.sample(None, request)
-        answers = []
-        for name in ("probe-v0", "probe-v1"):  # two names, so that no KV is found again
-            await server.load(name, str(adapter), fingerprint(tensors) + name)
-            answers.append(await server.sample(name, request))
-            await server.unload(name)
-        after = await server.sample(None, request)
-    _judge(bare, answers[0], answers[1], after)
+    bare = await server.sample(None, request)
+    names = (f"probe-v{number}" for number in itertools.count())  # always new, so that no KV is found again
+
+    async def ask(folder: Path, fingerprint: str) -> TurnResult:
+        name = next(names)
+        await server.load(name, str(folder), fingerprint + name)
+        answer = await server.sample(name, request)
+        await server.unload(name)
+        return answer
+
+    with tempfile.TemporaryDirectory(prefix="marlaas-probe-") as root:
+        for strength in _STRENGTHS:
+            tensors, folder = (
+                random_adapter(base.shapes, _SEED, strength),
+                Path(root) / f"strength-{strength}",
+            )
+            write_adapter(folder, tensors, base.lora, base_name)
+            first = await ask(folder, fingerprint(tensors))
+            if _gap(bare, first) > _DIFFERENT:
+                break
+        again = await ask(folder, fingerprint(tensors))
+    _judge(bare, first, again, await server.sample(None, request))
 
 
 def _judge(bare: TurnResult, first: TurnResult, again: TurnResult, after: TurnResult) -> None:
@@ -65,11 +78,13 @@ def _gap(one: TurnResult, other: TurnResult) -> float:
     return max(abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True))
 
 
-def random_adapter(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, torch.Tensor]:
-    """An adapter of these tensors that changes what the base says a good deal."""
+def random_adapter(
+    shapes: Mapping[str, tuple[int, ...]], seed: int, strength: float = 0.05
+) -> dict[str, torch.Tensor]:
+    """An adapter of these tensors; `strength` is the spread of B, and 0.05 changes most bases a good deal."""
     generator = torch.Generator().manual_seed(seed)
     tensors = pristine(shapes, seed)
     for name in sorted(tensors):
         if name.endswith(".lora_B.weight"):
-            tensors[name] = 0.05 * torch.randn(tensors[name].shape, generator=generator)
+            tensors[name] = strength * torch.randn(tensors[name].shape, generator=generator)
     return tensors

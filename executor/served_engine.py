@@ -95,6 +95,7 @@ class ServedRolloutEngine:
         self._loop, self._server, self._base, self._replicas = loop, server, base, replicas
         self._counters = counters
         self._residents: dict[Resident, asyncio.Task[str]] = {}
+        self._adapters = asyncio.Lock()  # they are loaded and unloaded one at a time, as ordered
         self._turns: dict[tuple[int, int], tuple[Resident, asyncio.Task[None]]] = {}
         self._chores: set[asyncio.Task[None]] = set()
         self._reports: list[Report] = []
@@ -107,7 +108,7 @@ class ServedRolloutEngine:
         if isinstance(command, LoadAdapter) and isinstance(payload, AdapterFolder):
             self._chore(command.id, self._load(command, payload, self._loading(command, payload)))
         elif isinstance(command, UnloadAdapter):
-            self._chore(command.id, self._unload(command))
+            self._unload(command)
         elif isinstance(command, Generate) and isinstance(payload, TurnRequests):
             self._generate(command, payload.requests)
         elif isinstance(command, AbortTurns):
@@ -157,13 +158,15 @@ class ServedRolloutEngine:
         return self._residents[resident]
 
     async def _fetch(self, resident: Resident, payload: AdapterFolder) -> str:
-        held = await asyncio.to_thread(self._base.fingerprint_of, payload.folder)
-        _require_same(held, payload)
-        await self._server.load(resident.name, payload.folder, held)
-        return held
+        async with self._adapters:
+            held = await asyncio.to_thread(self._base.fingerprint_of, payload.folder)
+            _require_same(held, payload)
+            await self._server.load(resident.name, payload.folder, held)
+            return held
 
     def _keep_or_forget(self, resident: Resident, loaded: asyncio.Task[str]) -> None:
-        if loaded.cancelled() or loaded.exception() is not None:
+        has_failed = loaded.cancelled() or loaded.exception() is not None
+        if has_failed and self._residents.get(resident) is loaded:
             del self._residents[resident]
 
     async def _load(self, command: LoadAdapter, payload: AdapterFolder, loading: asyncio.Task[str]) -> None:
@@ -171,39 +174,45 @@ class ServedRolloutEngine:
         _require_same(held, payload)
         self._report(AdapterLoaded(at=0, command=command.id, fingerprint=held))
 
-    async def _unload(self, command: UnloadAdapter) -> None:
+    def _unload(self, command: UnloadAdapter) -> None:
         resident = Resident(command.task, command.version)
         turns = [turn for owner, turn in self._turns.values() if owner == resident]
         if any(not turn.cancelling() for turn in turns):
-            raise AdapterProblem(f"{resident.name} has running turns")
-        await asyncio.gather(*turns, return_exceptions=True)
-        if await self._holds(resident):
-            await self._server.unload(resident.name)
-            del self._residents[resident]
-        self._report(AdapterUnloaded(at=0, command=command.id))
+            reason = f"{resident.name} has running turns"
+            return self._report(CommandFailed(at=0, command=command.id, reason=reason))
+        loaded = self._residents.pop(resident, None)
+        return self._chore(command.id, self._remove(command, resident, loaded, turns))
 
-    async def _holds(self, resident: Resident) -> bool:
-        """Whether a version is resident, once its load has ended if it is under way."""
-        loading = self._residents.get(resident)
-        if loading is None:
-            return False
-        await asyncio.wait([loading])
-        return not loading.cancelled() and loading.exception() is None
+    async def _remove(
+        self,
+        command: UnloadAdapter,
+        resident: Resident,
+        loaded: asyncio.Task[str] | None,
+        turns: list[asyncio.Task[None]],
+    ) -> None:
+        await asyncio.gather(*turns, return_exceptions=True)
+        if loaded is not None and await _succeeds(loaded):
+            async with self._adapters:
+                await self._server.unload(resident.name)
+        self._report(AdapterUnloaded(at=0, command=command.id))
 
     # --- turns -----------------------------------------------------------------------------------
 
     def _generate(self, command: Generate, requests: list[TurnRequest]) -> None:
         resident = Resident(command.task, command.version)
+        loaded = self._residents.get(resident)
         for request in requests:
             key = (command.id, request.trajectory)
-            turn = self._loop.create_task(self._turn(command.id, resident, request))
+            turn = self._loop.create_task(self._turn(command.id, resident, loaded, request))
             turn.add_done_callback(lambda _, key=key: self._turns.pop(key))  # type: ignore[misc]
             self._turns[key] = resident, turn
 
-    async def _turn(self, command: int, resident: Resident, request: TurnRequest) -> None:
+    async def _turn(
+        self, command: int, resident: Resident, loaded: asyncio.Task[str] | None, request: TurnRequest
+    ) -> None:
         reason = self._base.refusal(request, self._replicas.kv_tokens)
         try:
-            if not await self._holds(resident):
+            if loaded is None or not await _succeeds(loaded):
                 reason = f"{resident.name} is not resident"
             if not reason:
                 result = await self._server.sample(resident.name, request)
@@ -267,6 +276,12 @@ class ServedRolloutEngine:
     def _report(self, event: Event, payload: TurnResult | None = None) -> None:
         self._reports.append(Report(event=event, payload=payload))
         self._has_news.set()
+
+
+async def _succeeds(load: asyncio.Task[str]) -> bool:
+    """Whether a load, once it has ended, brought its adapter; cancelling the one who asks leaves it alone."""
+    await asyncio.wait([load])
+    return not load.cancelled() and load.exception() is None
 
 
 def _require_same(held: str, payload: AdapterFolder) -> None:
