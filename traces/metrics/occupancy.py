@@ -5,8 +5,10 @@ Small accumulators that hold one number or interval per change, never one per sp
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from itertools import accumulate
+from operator import mul, sub
 
 NS = 1_000_000_000
 
@@ -83,31 +85,34 @@ class Level:
 
     def __init__(self) -> None:
         self._changes: defaultdict[int, int] = defaultdict(int)
-        self._steps: list[tuple[int, int]] | None = None
+        self._ordered: tuple[list[int], list[int]] | None = None
 
     def add(self, start: int, end: int, amount: int = 1) -> None:
         """Raise the level by `amount` from `start` to `end` (ns)."""
-        self._steps = None
+        self._ordered = None
         self._changes[start] += amount
         self._changes[end] -= amount
 
     def steps(self) -> list[tuple[int, int]]:
         """(time in ns, level from then on), one pair per change, in order."""
-        if self._steps is None:
-            changes = sorted([change for change in self._changes.items() if change[1]])
-            levels = accumulate([change for _, change in changes])
-            self._steps = [(at, level) for (at, _), level in zip(changes, levels, strict=True)]
-        return self._steps
+        changes = self._changes
+        return [(at, level) for at, level in zip(*self._levels(), strict=True) if changes[at]]
 
     def peak(self) -> int:
         """The highest level."""
-        return max([level for _, level in self.steps()], default=0)
+        return max(self._levels()[1], default=0)
 
     def sum_ns(self, since: int, until: int) -> int:
         """The integral of the level over [since, until]."""
-        total, level, at = 0, 0, since
-        for then, after in [*self.steps(), (until, 0)]:
-            upto = min(max(then, since), until)
-            total += level * (upto - at)
-            at, level = upto, after
-        return total
+        times, levels = self._levels()
+        first, last = bisect_right(times, since), bisect_left(times, until)
+        inner = times[first:last]
+        held = [levels[first - 1] if first else 0, *levels[first:last]]
+        return sum(map(mul, held, map(sub, [*inner, until], [since, *inner])))
+
+    def _levels(self) -> tuple[list[int], list[int]]:
+        """Times in order, and the level from each on; some may change nothing."""
+        if self._ordered is None:
+            times = sorted(self._changes)
+            self._ordered = times, list(accumulate(map(self._changes.__getitem__, times)))
+        return self._ordered
