@@ -30,7 +30,7 @@ ONLY_IN = {
     "pandas": {"traces", "experiments"},
     "pyarrow": {"traces", "experiments"},
     "matplotlib": {"experiments"},
-    "jinja2": {"experiments"},
+    "jinja2": {"experiments", "executor"},
     "typer": {"experiments"},
     "rich": {"experiments"},
 }

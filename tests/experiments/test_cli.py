@@ -81,7 +81,7 @@ BAD = {
     ),
     "no such device": (
         ["execute", "small.yaml", "--out", "r", "--set", "cluster.lanes.device=npu"],
-        "no npu device here",
+        "npu needs CANN",
     ),
     "out not empty": (["simulate", "small.yaml", "--out", "full"], "full is not empty"),
     "out is a file": (["execute", "small.yaml", "--out", "small.yaml"], "small.yaml is a file"),
