@@ -215,6 +215,15 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     }();
     return generators[checked(index < 0 ? current : index)];
   }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    const c10::DeviceGuard guard(storage.device());
+    c10::DataPtr larger = memory.allocate(bytes);
+    if (storage.nbytes() > 0 && bytes > 0) {
+      memory.copy_data(larger.get(), storage.data(), std::min(storage.nbytes(), bytes));
+    }
+    storage.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(larger));
+    storage.unsafeGetStorageImpl()->set_nbytes(bytes);
+  }
   at::Generator getNewGenerator(c10::DeviceIndex index) const override {
     return at::make_generator<DeviceGenerator>(checked(index < 0 ? current : index));
   }
@@ -311,7 +320,13 @@ Tensor& set_storage_strided(
   return at::native::set_storage_cpu_(self, source, offset, size, stride);
 }
 
+// As torch_npu has it: a parameter in the host's memory may become one on the device.
+bool has_compatible_shallow_copy_type(const Tensor& self, const Tensor& from) {
+  return self.layout() == from.layout();
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("_copy_from", &copy_from);

@@ -7,6 +7,7 @@ What `standin_npu.cpp` computes, it computes with the CPU's kernels on copies. T
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -72,6 +73,9 @@ def autoload() -> None:
     torch._register_device_module("npu", sys.modules[__name__])
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     torch.ops.standin_npu.start()
+    import standin_hccl
+
+    standin_hccl.register()
     _note_functions(Path(os.environ[SEEN]))
 
 
@@ -86,7 +90,7 @@ def _note_functions(folder: Path) -> None:
         if event == "call" and code not in seen:
             seen.add(code)
             file = Path(code.co_filename)
-            if file.parent.name == "executor" and file.parents[1].name != "tests":
+            if file.parent.name == "executor" and (file.parents[1].name != "tests" or "hccl" in file.stem):
                 lines.write(f"{file.stem}.{code.co_qualname}\n")
 
     threading.setprofile(note)
@@ -125,6 +129,46 @@ def set_device(device: int) -> None:
     import torch
 
     torch.ops.standin_npu.set_device(int(device))
+
+
+class Stream:
+    """All work is done when the call returns: nothing to wait for."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+    def wait_stream(self, other: Any) -> None:
+        """Nothing to wait for."""
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing to wait for."""
+
+    def record_event(self, event: Any = None) -> Event:
+        """It has happened."""
+        return event or Event()
+
+
+class Event:
+    """It has happened."""
+
+    def record(self, stream: Any = None) -> None:
+        """Nothing to note."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+def current_stream(device: Any = None) -> Stream:
+    """The only one."""
+    return Stream()
+
+
+def stream(stream: Stream) -> contextlib.AbstractContextManager[None]:
+    """Work in it is work at once."""
+    return contextlib.nullcontext()
 
 
 def _is_in_bad_fork() -> bool:

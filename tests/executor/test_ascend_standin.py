@@ -1,8 +1,9 @@
 """The NPU path, from the command line to the adapters on disk, on a stand-in device registered as `npu`.
 
 What it proves: every tensor that the embedded engines make or move is where it should be, and every operator
-they use is one that torch_npu implements. What it cannot prove: torch_npu's kernels, HCCL, speed. What ran is
-in `FELL_BACK` and `RAN`, and in the notes that a run leaves.
+they use is one that torch_npu implements; the ranks of a lane ask for HCCL, whose place gloo takes. What it
+cannot prove: torch_npu's kernels, HCCL itself, speed. What ran is in `FELL_BACK` and `RAN`, and in the notes
+that a run leaves.
 """
 
 import json
@@ -67,7 +68,7 @@ class Runner(NamedTuple):
     site: Path
     library: Path
 
-    def execute(self, name: str, device: str, dtype: str | None) -> Path:
+    def execute(self, name: str, device: str, dtype: str | None, lane_devices: int = 1) -> Path:
         """One run of the experiment; its folder, with notes in `<name>-seen`."""
         experiment, cann = self.folder / "standin.yaml", self.folder / "cann"
         experiment.write_text(EXPERIMENT)
@@ -76,9 +77,10 @@ class Runner(NamedTuple):
         seen = self.folder / f"{name}-seen"
         seen.mkdir()
         settings = [f"cluster.replicas.device={device}", f"cluster.lanes.device={device}"]
+        settings.append(f"cluster.lanes.devices={lane_devices}")
         settings += [] if dtype is None else [f"model.dtype={dtype}"]
         environment = surroundings(self.site, self.library if device == "npu" else None, seen)
-        environment |= {"ASCEND_HOME_PATH": str(cann), "ASCEND_RT_VISIBLE_DEVICES": "4,5"}
+        environment |= {"ASCEND_HOME_PATH": str(cann), "ASCEND_RT_VISIBLE_DEVICES": "4,5,6"}
         command = [sys.executable, "-m", "experiments", "execute", str(experiment)]
         options = [word for setting in settings for word in ("--set", setting)]
         out = self.folder / name
@@ -111,6 +113,12 @@ def on_npu(runner: Runner) -> Path:
     return runner.execute("npu", "npu", "float32")
 
 
+@pytest.fixture(scope="module")
+def on_cpu(runner: Runner) -> Path:
+    """The same on the CPU."""
+    return runner.execute("cpu", "cpu", "float32")
+
+
 def samples(run: Path) -> dict[str, str]:
     """Everything that was said in a run, turn by turn, with its reward."""
     return {
@@ -124,15 +132,27 @@ def updates(run: Path, task: str) -> torch.Tensor:
     return torch.cat([(last[name] - first[name]).flatten() for name in sorted(first)])
 
 
-def test_a_run_on_npus_says_and_learns_what_it_does_on_cpus(runner: Runner, on_npu: Path) -> None:
-    """Every token and reward is the same; adapters differ by what the order of sums in AdamW allows."""
-    on_cpu = runner.execute("cpu", "cpu", "float32")
+def assert_learned_the_same(run: Path, on_cpu: Path) -> None:
+    """Every token and reward is the same; adapters differ by what the order of sums allows."""
     assert len(samples(on_cpu)) == 4
-    assert samples(on_npu) == samples(on_cpu)
+    assert samples(run) == samples(on_cpu)
     for task in TASKS:
-        here, there = updates(on_cpu, task), updates(on_npu, task)
+        here, there = updates(on_cpu, task), updates(run, task)
         assert here.norm() > 0
         assert (here - there).norm() < 0.01 * here.norm()
+
+
+def test_a_run_on_npus_says_and_learns_what_it_does_on_cpus(on_npu: Path, on_cpu: Path) -> None:
+    """One NPU rolls out, one trains."""
+    assert_learned_the_same(on_npu, on_cpu)
+
+
+def test_a_lane_of_two_npus_learns_what_one_cpu_does(runner: Runner, on_cpu: Path) -> None:
+    """The base model is sharded over both; each rank sees its own NPU, and HCCL is what they asked for."""
+    assert_learned_the_same(runner.execute("npu-lane", "npu", "float32", lane_devices=2), on_cpu)
+    functions = runner.noted("npu-lane", "functions").values()
+    assert {"devices 4", "devices 5", "devices 6"} <= set().union(*functions)
+    assert sum("standin_hccl.CopyingGroup._allgather_base" in notes for notes in functions) == 2
 
 
 def test_npus_compute_in_bf16_unless_told_otherwise(runner: Runner, on_npu: Path) -> None:
