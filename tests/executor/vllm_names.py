@@ -43,6 +43,7 @@ CLASSES = {
     "TokensInput": "vllm/inputs/engine.py",
     "TokensPrompt": "vllm/inputs/llm.py",
     "Platform": "vllm/platforms/interface.py",
+    "KVCacheConfig": "vllm/v1/kv_cache_interface.py",
     "StatLoggerBase": "vllm/v1/metrics/loggers.py",
     "SchedulerStats": "vllm/v1/metrics/stats.py",
     "PromptTokenStats": "vllm/v1/metrics/stats.py",

@@ -28,6 +28,7 @@ MEANS = {
     "SamplingParams": "SamplingParams",
     "RequestOutputKind": "RequestOutputKind",
     "AsyncLLM": "AsyncLLM",
+    "KVCacheConfig": "KVCacheConfig",
     "AsyncEngineArgs": "AsyncEngineArgs",
 }
 # What is sent to a route of the server, and what stands in its answers.
