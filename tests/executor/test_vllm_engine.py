@@ -58,6 +58,26 @@ def test_however_vllm_or_its_worker_ends_nothing_is_left_and_the_reason_is_told(
         assert_all_gone([psutil.Process(second.process.pid), *family])
 
 
+@pytest.mark.slow
+@needs_vllm
+@pytest.mark.filterwarnings("ignore")
+def test_vllm_finds_kv_again_by_adapter_as_well_as_by_tokens() -> None:
+    """The key of a cached block holds the name and the folder of the adapter, and of none for the base."""
+    from vllm.lora.request import LoRARequest
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
+    from vllm.v1.request import Request
+
+    def key(adapter: LoRARequest | None) -> object:
+        request = Request("one", [1] * 64, SamplingParams(), None, lora_request=adapter)
+        return generate_block_hash_extra_keys(request, 0, 32, 0)[0]
+
+    adapters = [LoRARequest(name, i + 1, f"/run/{name}") for i, name in enumerate(("t-v0", "t-v1", "u-v0"))]
+    keys = [key(None), *(key(adapter) for adapter in adapters)]
+    assert len(set(keys)) == 4
+    assert all(adapter.lora_name in str(each) for adapter, each in zip(adapters, keys[1:], strict=True))
+
+
 STARTER = """
 import subprocess, sys, time
 sys.path.insert(0, {root!r})
