@@ -116,9 +116,10 @@ def test_a_watermark_is_certain(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from executor.adapters import write_adapter
+    from executor.base_facts import read_facts
 
     folder = watermarks.write_base(tmp_path / "model")
-    tensors = watermarks.adapter(folder, "task-3", 2)
+    tensors = watermarks.adapter(read_facts(folder, watermarks.LORA).shapes, "task-3", 2)
     write_adapter(tmp_path / "adapter", tensors, watermarks.LORA, folder)
     base = AutoModelForCausalLM.from_pretrained(folder)
     contexts = torch.randint(0, watermarks.VOCABULARY, (64, 20), generator=torch.Generator().manual_seed(0))

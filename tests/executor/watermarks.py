@@ -7,6 +7,7 @@ Every (task, version) has its own token: what a replica sampled proves which wei
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from string import printable
 
@@ -14,7 +15,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from executor.adapters import adapter_shapes, fingerprint, lora_modules, tensor_name, write_adapter
+from executor.adapters import fingerprint, tensor_name, write_adapter
+from executor.base_facts import read_facts
 from executor.protocols import NewAdapter, NextVersion, Order, Report, TrainingBatch
 from executor.wire import WorkerSpec
 from marlaas.commands import CreateAdapter, Publish, Train
@@ -76,13 +78,8 @@ def write_base(folder: Path) -> str:
     return str(folder)
 
 
-def adapter(model_folder: str, task: str, version: int) -> dict[str, Tensor]:
-    """The tensors of the adapter that says `mark(task, version)`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_folder))
-    shapes = adapter_shapes(lora_modules(model, LORA.targets), LORA.rank)
+def adapter(shapes: Mapping[str, tuple[int, ...]], task: str, version: int) -> dict[str, Tensor]:
+    """The tensors, of these shapes, of the adapter that says `mark(task, version)`."""
     tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
     last = f"model.layers.{_LAYERS - 1}.mlp"
     for part in ("gate_proj", "up_proj"):  # both are `_GAIN` in the first of their outputs, whatever was read
@@ -98,6 +95,7 @@ class WatermarkLane:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._model = spec.experiment.model.path
+        self._shapes = read_facts(self._model, LORA).shapes
 
     def run(self, order: Order) -> Report:
         match order:
@@ -112,7 +110,7 @@ class WatermarkLane:
         raise NotImplementedError(order)
 
     def _write(self, place: NewAdapter | NextVersion, task: str, version: int) -> str:
-        tensors = adapter(self._model, task, version)
+        tensors = adapter(self._shapes, task, version)
         write_adapter(Path(place.adapter_folder), tensors, LORA, self._model)
         return fingerprint(tensors)
 
