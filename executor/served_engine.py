@@ -176,7 +176,7 @@ class ServedRolloutEngine:
 
     def _unload(self, command: UnloadAdapter) -> None:
         resident = Resident(command.task, command.version)
-        turns = [turn for owner, turn in self._turns.values() if owner == resident]
+        turns = [turn for owner, turn in self._turns.values() if owner == resident and not turn.done()]
         if any(not turn.cancelling() for turn in turns):
             reason = f"{resident.name} has running turns"
             return self._report(CommandFailed(at=0, command=command.id, reason=reason))

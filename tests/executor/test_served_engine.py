@@ -139,6 +139,17 @@ def test_an_abort_stops_turns_at_the_server_before_it_is_answered(driven: Driven
     assert driven.server.log == ["load t-v0", "cancel 0", "cancel 1", "cancel 2", "unload t-v0"]
 
 
+def test_an_adapter_can_go_as_soon_as_its_last_turn_was_reported(driven: Driven) -> None:
+    """The unload may be ordered before the engine has taken another step."""
+    driven.load("t")
+    driven.generate("t", [turn(i, [1], 3) for i in range(20)])
+    reports: list[Report] = []
+    while len(reports) < 21:
+        reports += driven.engine.step()
+    driven.order(UnloadAdapter, task="t", version=0)
+    assert [type(event) for event in driven.events()] == [AdapterUnloaded]
+
+
 def test_failures_are_of_one_order_or_one_turn(driven: Driven) -> None:
     """What the server refuses or raises, what is not finite, what fits no slot: each has its own answer."""
     driven.load("t")
