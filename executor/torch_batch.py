@@ -41,10 +41,14 @@ class Turn(NamedTuple):
 
 
 class Batch:
-    """At most `max_rows` turns over one base model whose attention is `RowCache`'s."""
+    """At most `max_rows` turns over one base model whose attention is `RowCache`'s.
 
-    def __init__(self, base: BaseModel, slots: LoraSlots, max_rows: int) -> None:
+    Every pass is padded to a multiple of `row_multiple` tokens.
+    """
+
+    def __init__(self, base: BaseModel, slots: LoraSlots, max_rows: int, row_multiple: int = 1) -> None:
         self.turns: list[Turn] = []
+        self._row_multiple = row_multiple
         self._base, self._slots, self._cache = base, slots, RowCache(max_rows)
         device = base.device
         self._ints = torch.zeros(max_rows, 6, dtype=torch.int64, device=device)
@@ -84,9 +88,9 @@ class Batch:
         rows = self._ints[: len(self.turns)]
         positions = rows[:, _POSITION]
         self._cache.decode(positions, longest=max(self._offsets) + self._iteration - 1)
-        self._slots.use(rows[:, _SLOT], self._per_slot)
         self._iteration += 1
-        return self._sample(0, self._forward(rows[:, _TOKEN], positions, None))
+        logits = self._forward(rows[:, _TOKEN], positions, rows[:, _SLOT], self._per_slot)
+        return self._sample(0, logits)
 
     @torch.inference_mode()
     def results(self, rows: Sequence[int]) -> list[TurnResult]:
@@ -149,22 +153,36 @@ class Batch:
         self._cache.prefill(lengths, rows, device)
         counts = torch.tensor(lengths, device=device)
         owners = torch.tensor([slot for slot, _ in groups], device=device)
-        self._slots.use(owners.repeat_interleave(counts), {slot for slot, _ in groups})
         tokens = torch.tensor([token for _, context in groups for token in context], device=device)
         positions = torch.cat([torch.arange(length, device=device) for length in lengths])
-        logits = self._forward(tokens, positions, counts.cumsum(0) - 1)
+        owners = owners.repeat_interleave(counts)
+        logits = self._forward(tokens, positions, owners, {slot for slot, _ in groups}, counts.cumsum(0) - 1)
         return logits.repeat_interleave(torch.tensor(sizes, device=device), dim=0)
 
-    def _forward(self, tokens: Tensor, positions: Tensor, keep: Tensor | None) -> Tensor:
-        """One pass over packed tokens; logits of all of them, or of those at the indices `keep`."""
+    def _forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        active: Collection[int],
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        """One pass over packed tokens of these `slots`; logits of all, or of those at the indices `keep`."""
+        num = len(tokens) if keep is None else len(keep)
+        self._slots.use(self._padded(slots), active)
         logits: Tensor = self._base.model(
-            input_ids=tokens.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
+            input_ids=self._padded(tokens).unsqueeze(0),
+            position_ids=self._padded(positions).unsqueeze(0),
             use_cache=False,
-            logits_to_keep=0 if keep is None else keep,
+            logits_to_keep=0 if keep is None else self._padded(keep),
             row_cache=self._cache,
         ).logits
-        return logits[0]
+        return logits[0, :num]
+
+    def _padded(self, numbers: Tensor) -> Tensor:
+        """These numbers and as many more of the first as the multiple asks for."""
+        short = -len(numbers) % self._row_multiple
+        return torch.cat([numbers, numbers[:1].expand(short)]) if short else numbers
 
     def _sample(self, first: int, logits: Tensor) -> list[int]:
         """Give rows `first` and on their next token; the rows that are finished by it."""

@@ -12,6 +12,7 @@ Owns orders, slots by name, admission and counters; knows nothing of schedulers,
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
@@ -24,8 +25,10 @@ from executor.protocols import AdapterFolder, Order, Report, TurnRequest, TurnRe
 from executor.torch_batch import Batch, Turn
 from executor.torch_cache import ATTENTION
 from executor.torch_counters import Counters
+from executor.torch_invariance import ask_for_strict_products, make_independent
 from executor.torch_lora import LoraSlots
 from marlaas.commands import AbortTurns, Generate, LoadAdapter, UnloadAdapter
+from marlaas.errors import InputError
 from marlaas.events import (
     AdapterLoaded,
     AdapterUnloaded,
@@ -35,6 +38,8 @@ from marlaas.events import (
     TurnsAborted,
 )
 from marlaas.spec import LoraSpec, ReplicasSpec
+
+_log = logging.getLogger("marlaas")
 
 _PREFILL_TOKENS = (
     2048  # a pass reads at most so many, so that a burst of new turns does not stall the running ones
@@ -65,17 +70,34 @@ class TorchRolloutEngine:
         eos_token_ids: tuple[int, ...] | None = None,
     ) -> None:
         device = choose_device(replicas.device, replicas.devices)
+        is_wanted = replicas.batch_invariant
+        if is_wanted is None:
+            is_wanted = device.type == "cpu"
+        if is_wanted:
+            ask_for_strict_products()
         base = load_base(model_folder, dtype, device, ATTENTION)
         self._base = base if eos_token_ids is None else base._replace(eos_token_ids=eos_token_ids)
         self._lora, self._replicas = lora, replicas
         self._slots = LoraSlots(base.model, lora, replicas.slots)
         self._resident: list[Resident | None] = [None] * replicas.slots
-        self._batch = Batch(self._base, self._slots, replicas.max_num_seqs)
+        multiple = self._row_multiple() if is_wanted else 1
+        self._batch = Batch(self._base, self._slots, replicas.max_num_seqs, multiple)
         self._waiting: deque[Turn] = deque()
         self._reserved_tokens = 0
         self._reports: list[Report] = []
         self._counters = Counters(worker)
         self._warm_up()
+
+    def _row_multiple(self) -> int:
+        """What rows must be padded to for turns to be independent of one another."""
+        is_required = self._replicas.batch_invariant is True
+        found = make_independent(self._base, self._slots, at_any_price=is_required)
+        if found is None:
+            where, problem = "cluster.replicas.batch_invariant", "sums depend on the batch on this machine"
+            if is_required:
+                raise InputError(where, problem, "leave the key out, or use float32 on the CPU")
+            _log.warning("%s: %s; true may mend it at a price", where, problem)
+        return found or 1
 
     def start(self, order: Order) -> None:
         """Take a LoadAdapter, UnloadAdapter, Generate or AbortTurns order; its answers come from `step`."""

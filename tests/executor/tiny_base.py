@@ -55,34 +55,62 @@ def tiny_base() -> str:
 
 
 @cache
-def shapes(lora: LoraSpec = LORA) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of an adapter of the tiny base."""
-    base = load_base(tiny_base(), "float32", torch.device("cpu"))
+def tiny_llama() -> str:
+    """Folder of a random Llama shaped like SmolLM2: 9 query heads share 3 key heads; embeddings are tied."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=72,
+        intermediate_size=100,
+        num_hidden_layers=2,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=1024,
+        initializer_range=0.15,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    torch.manual_seed(0)
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@cache
+def shapes(lora: LoraSpec = LORA, folder: str = "") -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of an adapter of a base, the tiny one unless said otherwise."""
+    base = load_base(folder or tiny_base(), "float32", torch.device("cpu"))
     return adapter_shapes(lora_modules(base.model, lora.targets), lora.rank)
 
 
-def random_weights(seed: int, lora: LoraSpec = LORA) -> dict[str, torch.Tensor]:
+def random_weights(seed: int, lora: LoraSpec = LORA, base: str = "") -> dict[str, torch.Tensor]:
     """An adapter that changes what the base says a good deal."""
     generator = torch.Generator().manual_seed(seed)
-    weights = pristine(shapes(lora), seed)
+    weights = pristine(shapes(lora, base), seed)
     return {
         name: w if w.any() else 0.1 * torch.randn(w.shape, generator=generator) for name, w in weights.items()
     }
 
 
-def write_random_adapter(folder: Path, seed: int) -> AdapterFolder:
+def write_random_adapter(folder: Path, seed: int, lora: LoraSpec = LORA, base: str = "") -> AdapterFolder:
     """Write a random adapter to a folder; what `LoadAdapter` needs to know of it."""
-    weights = random_weights(seed)
-    write_adapter(folder, weights, LORA, tiny_base())
+    weights = random_weights(seed, lora, base)
+    write_adapter(folder, weights, lora, base or tiny_base())
     return AdapterFolder(folder=str(folder), fingerprint=fingerprint(weights))
 
 
-def peft_model(folders: dict[str, str]) -> Any:
+def peft_model(folders: dict[str, str], base_folder: str = "") -> Any:
     """The reference: a plain PeftModel with these adapters loaded by PEFT itself."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(tiny_base())
+    base = AutoModelForCausalLM.from_pretrained(base_folder or tiny_base())
     (first, folder), *others = folders.items()
     with warnings.catch_warnings():
         # PEFT asks for a property that newer transformers have renamed.
@@ -97,10 +125,17 @@ class Replica:
     """An engine, the orders it was given and all it has reported."""
 
     def __init__(
-        self, folder: Path, eos: tuple[int, ...] = (), dtype: str = "float32", **replicas: Any
+        self,
+        folder: Path,
+        eos: tuple[int, ...] = (),
+        dtype: str = "float32",
+        lora: LoraSpec = LORA,
+        base: str = "",
+        **replicas: Any,
     ) -> None:
         spec = ReplicasSpec(**replicas)
-        self.engine = TorchRolloutEngine("replica-0", tiny_base(), spec, LORA, dtype=dtype, eos_token_ids=eos)
+        self.lora, self.base = lora, base or tiny_base()
+        self.engine = TorchRolloutEngine("replica-0", self.base, spec, lora, dtype=dtype, eos_token_ids=eos)
         self.folder = folder
         self.reports: list[Report] = []
         self._next_id = 0
@@ -115,7 +150,8 @@ class Replica:
 
     def load(self, task: str, version: int, seed: int) -> AdapterFolder:
         """Load a random adapter as this task's version."""
-        payload = write_random_adapter(self.folder / task / f"v{version}", seed)
+        folder = self.folder / task / f"v{version}"
+        payload = write_random_adapter(folder, seed, self.lora, self.base)
         self.order(LoadAdapter, payload, task=task, version=version)
         return payload
 
