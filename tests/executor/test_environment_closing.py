@@ -58,6 +58,7 @@ def test_a_run_closes_its_environments(tmp_path: Path, is_broken: bool) -> None:
     assert environment.held == -1
 
 
+@pytest.mark.slow
 def test_a_run_with_graders_leaves_no_process_behind(tmp_path: Path) -> None:
     """Real graders in a real run."""
     pytest.importorskip("math_verify", reason="math-verify is not installed")

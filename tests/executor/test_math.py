@@ -100,7 +100,7 @@ def test_boxes_and_choices() -> None:
     assert choice("") == choice("No idea.") == choice("\\boxed{42}") == ""
 
 
-@pytest.mark.parametrize("sample", ["gsm8k-sample", "amc12-sample"])
+@pytest.mark.parametrize("sample", [pytest.param("gsm8k-sample", marks=pytest.mark.slow), "amc12-sample"])
 def test_samples_are_played_to_their_end(sample: str) -> None:
     """The perfect player earns 1 on every problem, training and held out; any other answer nothing."""
 

@@ -71,6 +71,7 @@ def test_the_datasets_own_scorer_grades() -> None:
     assert 0.0 < rewards[6] < 1.0
 
 
+@pytest.mark.slow
 def test_scorers_that_compute_are_reached_through_their_process() -> None:
     """Countdown accepts any expression with the right value, not only its own solution."""
     config = {"min_numbers": 2, "max_numbers": 2}

@@ -85,13 +85,13 @@ class _Handler(BaseHTTPRequestHandler):
             case "a list":
                 self._send(200, b"[]")
             case "slow":
-                time.sleep(1.0)
+                time.sleep(2.0)
                 self._send(200, b"{}")
             case "trickling":
                 self.send_response(200)
                 self.send_header("Content-Length", "1000")
                 self.end_headers()
-                for _ in range(20):
+                for _ in range(40):
                     self.wfile.write(b" ")
                     self.wfile.flush()
                     time.sleep(0.05)
