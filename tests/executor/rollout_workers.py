@@ -161,6 +161,7 @@ def started(
     worker = WorkerSpec(
         name="replica-0", kind="replica", index=0, engine=engine, experiment=spec, cores=usable_cores()[:1]
     )
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / "replica-0.log").open("ab") as log, spawn(worker, log) as process:
         try:
             assert process.stdin is not None
