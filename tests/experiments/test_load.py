@@ -9,7 +9,9 @@ from marlaas.spec import Experiment
 from marlaas.systems import SYSTEMS
 
 ROOT = Path(__file__).parents[2]
-EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))
+EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml")) + sorted(
+    (ROOT / "experiments" / "ascend").glob("*.yaml")
+)
 LIBRARY = ROOT / "sim" / "library"
 PROFILES = sorted((ROOT / "experiments" / "profiles").glob("*.yaml")) + sorted(
     LIBRARY.glob("profiles/*.yaml")
@@ -198,7 +200,7 @@ def test_every_yaml_of_the_repository_is_of_a_kind_that_is_tested() -> None:
         for path in (ROOT / name).rglob("*.y*ml")
     }
     library = {f"sim/library/{kind}" for kind in ("devices", "models", "profiles")}
-    ours = {"experiments", "experiments/profiles", "experiments/studies"}
+    ours = {"experiments", "experiments/ascend", "experiments/profiles", "experiments/studies"}
     elsewhere = {"experiments/paper", "experiments/bench"}  # by test_paper.py and test_bench.py
     assert found <= ours | library | elsewhere
 
