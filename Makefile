@@ -14,13 +14,14 @@ VLLM_INSTALLED := $(VLLM_VENV)/installed
 VLLM_TESTS := tests/executor/test_rollout_contract.py tests/executor/test_vllm_engine.py tests/executor/test_watermarks.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types tests slow bench paper install-vllm test-vllm bench-vllm clean
+.PHONY: help install demo test check lint types tests slow bench bench-executor paper install-vllm test-vllm bench-vllm clean
 
 help:
 	@echo "make demo    install, run the quickstart under two systems, predict one of them, report"
 	@echo "make test    install, then lint, types and all tests"
 	@echo "make check   the same without installing"
 	@echo "make bench   speed of core and simulator; ARGS=--quick leaves out 10,000 tasks (two minutes)"
+	@echo "make bench-executor   the embedded engines beside PEFT's generate, a plain loop and TRL"
 	@echo "make test-vllm, make bench-vllm   the vllm engine, in an environment of its own"
 	@echo "make paper   the study of the original's claims: simulate, judge, report into runs/paper"
 	@echo "make clean   remove what was installed, run and cached here"
@@ -76,6 +77,11 @@ bench-vllm: $(VLLM_INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m experiments.bench $(ARGS)
+
+# TRL serves as a yardstick alone.
+bench-executor: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	$(BIN)/python -m experiments.bench_executor $(ARGS)
 
 # Minutes on two cores; a run that was interrupted goes on where it stopped.
 paper: $(INSTALLED)

@@ -21,6 +21,7 @@ from executor.torch_invariance import _steady
 from marlaas.errors import InputError
 from marlaas.events import CommandFailed, EnvironmentStepped
 from marlaas.spec import (
+    ClusterSpec,
     Experiment,
     LookupEnvironment,
     LoraSpec,
@@ -243,6 +244,7 @@ def run(folder: Path, tasks: tuple[TaskSpec, ...]) -> dict[str, Any]:
     experiment = Experiment(
         name="isolation",
         model=ModelSpec(path=str(BASE), dtype="float32"),
+        cluster=ClusterSpec(replicas=ReplicasSpec(batch_invariant=True)),
         environments={
             "adding": SumsEnvironment(),
             "library": LookupEnvironment(),

@@ -2,12 +2,13 @@
 
 import gc
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_base import LORA, VOCABULARY, Replica, peft_model, shapes, tiny_base, turn
+from tiny_base import LORA, VOCABULARY, Replica, peft_model, shapes, tiny_base, tiny_llama, turn
 
 from executor.adapters import fingerprint, read_adapter, read_optimizer
 from executor.grpo import MicroBatch, advantages, loss_sum, micro_batches
@@ -23,8 +24,8 @@ TRAINING = TrainingSpec(lr=1e-2, micro_batch_tokens=100)
 class Lane:
     """A training engine driven by hand; folders under one run folder."""
 
-    def __init__(self, run: Path, lora: LoraSpec = LORA, dtype: str = "float32") -> None:
-        self.engine = PeftTrainingEngine("lane-0", tiny_base(), LanesSpec(), dtype=dtype)
+    def __init__(self, run: Path, lora: LoraSpec = LORA, dtype: str = "float32", base: str = "") -> None:
+        self.engine = PeftTrainingEngine("lane-0", base or tiny_base(), LanesSpec(), dtype=dtype)
         self.run, self.lora = run, lora
         self.next_id = 0
 
@@ -151,14 +152,24 @@ def test_updates_in_micro_batches_equal_plain_steps(tmp_path: Path) -> None:
     assert len({fingerprint(lane.weights(version)) for version in range(3)}) == 3
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-5), ("bfloat16", 0.05), ("float16", 0.01)])
-def test_on_policy_samples_show_no_gap_and_no_clipping(tmp_path: Path, dtype: str, most: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "most", "base"),
+    [
+        ("float32", 1e-5, tiny_base),
+        ("float32", 1e-5, tiny_llama),
+        ("bfloat16", 0.05, tiny_base),
+        ("float16", 0.01, tiny_base),
+    ],
+)
+def test_on_policy_samples_show_no_gap_and_no_clipping(
+    tmp_path: Path, dtype: str, most: float, base: Callable[[], str]
+) -> None:
     """What a replica samples with a published version, the trainer finds as likely, up to rounding."""
-    lane = Lane(tmp_path, dtype=dtype)
+    lane = Lane(tmp_path, dtype=dtype, base=base())
     lane.create()
     lane.train(0, samples(1))
     published = lane.publish(1)
-    replica = Replica(tmp_path / "replica", dtype=dtype)
+    replica = Replica(tmp_path / "replica", dtype=dtype, base=base())
     folder = lane.folders("t", 1)["adapter_folder"]
     payload = AdapterFolder(folder=folder, fingerprint=published.fingerprint)
     replica.order(LoadAdapter, payload, task="t", version=1)
@@ -184,6 +195,17 @@ def test_on_policy_samples_show_no_gap_and_no_clipping(tmp_path: Path, dtype: st
     assert abs(stats.kl) < most**2
     assert abs(stats.loss) < 0.5
     assert stats.grad_norm > 0
+
+
+def test_the_order_in_which_samples_come_changes_no_bit(tmp_path: Path) -> None:
+    """An update is a function of the batch as a set, to the last byte of what is published."""
+    given, shuffled = Lane(tmp_path / "a"), Lane(tmp_path / "b")
+    batch = samples(1)
+    for lane, order in ((given, batch), (shuffled, random.Random(3).sample(batch, len(batch)))):
+        lane.create()
+        assert isinstance(lane.train(0, order), TrainingFinished)
+        lane.publish(1)
+    assert given.files(1) == shuffled.files(1)
 
 
 def test_training_resumed_in_a_fresh_process_is_bit_identical(tmp_path: Path) -> None:

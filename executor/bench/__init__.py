@@ -1,0 +1,1 @@
+"""The speed of the embedded engines beside what a user would write without them (`make bench-executor`)."""
