@@ -10,10 +10,10 @@ from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from executor.base_facts import BaseFacts
+from marlaas.cluster_spec import VLLM_BLOCK_TOKENS
 from marlaas.errors import InputError
 from marlaas.spec import ModelSpec, ReplicasSpec
 
-BLOCK_TOKENS = {"cpu": 32, "cuda": 16, "npu": 128}
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 _BATCHED_TOKENS = 2048
 _NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -23,7 +23,7 @@ def engine_arguments(
     model: ModelSpec, replicas: ReplicasSpec, base: BaseFacts, device: str, dtype: str
 ) -> dict[str, Any]:
     """Arguments of vLLM's `AsyncEngineArgs` for one replica on a kind of device (not `auto`)."""
-    block_tokens = replicas.block_tokens or BLOCK_TOKENS.get(device, BLOCK_TOKENS["cuda"])
+    block_tokens = replicas.block_tokens or VLLM_BLOCK_TOKENS.get(device, VLLM_BLOCK_TOKENS["cuda"])
     stages, longest = replicas.pipeline_parallel, base.longest(replicas.kv_tokens)
     arguments = {
         "model": model.path,

@@ -39,6 +39,10 @@ class ModelSpec(Spec, frozen=True, kw_only=True):
     chat: ChatSpec = ChatSpec()
 
 
+VLLM_BLOCK_TOKENS = {"cpu": 32, "cuda": 16, "npu": 128}
+"""The KV block that suits vLLM on a kind of device."""
+
+
 class ReplicasSpec(Spec, frozen=True, kw_only=True):
     """Rollout engines: `count` replicas of `devices` devices each.
 

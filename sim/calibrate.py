@@ -16,12 +16,13 @@ from statistics import fmean
 
 import msgspec
 
+from marlaas.cluster_spec import VLLM_BLOCK_TOKENS
 from marlaas.errors import InputError
 from marlaas.events import EngineMeasured
 from marlaas.spec import Distribution, Empirical, Fixed, Workload
 from sim.fitting import Fit, fit
 from sim.observations import NS, Chores, Observations, TaskLengths, observe
-from sim.profile import FREE, LaneProfile, Profile, ProfiledWorkload, Quantity, ReplicaProfile
+from sim.profile import FREE, EngineProfile, LaneProfile, Profile, ProfiledWorkload, Quantity, ReplicaProfile
 from sim.profile_files import dump_profile
 
 # One further adapter costs the embedded engine next to nothing: all of them go through one product.
@@ -84,6 +85,7 @@ def calibrate(paths: Sequence[Path]) -> tuple[Profile, FitReport]:
     profile = Profile(
         name="-".join(path.name.partition(".")[0] for path in paths)[:80],
         description=f"calibrated from {where}",
+        engine=_engine(seen, where),
         replica=replica,
         lane=lane,
         slowdown_per_busy_worker=_slowdown(seen),
@@ -105,6 +107,26 @@ def report(fitted: tuple[Profile, FitReport], out: Path) -> str:
     profile, fit_report = fitted
     out.write_text(dump_profile(profile), encoding="utf-8")
     return f"{fit_report}\nwrote {out}"
+
+
+def _engine(seen: Observations, where: str) -> EngineProfile:
+    """The rules of the engine that ran; vLLM's are those that `executor` starts it with."""
+    kinds = {(pool.engine, pool.device, pool.block_tokens) for pool in seen.pools}
+    if len(kinds) > 1:
+        named = ", ".join(sorted(f"{engine} on {device}" for engine, device, _ in kinds))
+        raise InputError(where, f"the runs had different engines: {named}", "calibrate from runs of one")
+    ((engine, device, block_tokens),) = kinds
+    if engine == "torch":
+        return EngineProfile()
+    on_cpu = device == "cpu"  # where vLLM reads prompts whole
+    return EngineProfile(
+        name="vllm",
+        kv_rule="preempt",
+        prefill="own-pass" if on_cpu else "mixed",
+        shares_prompts=False,
+        prefix_cache="turns",
+        block_tokens=block_tokens or VLLM_BLOCK_TOKENS.get(device, VLLM_BLOCK_TOKENS["cuda"]),
+    )
 
 
 def _slowdown(seen: Observations) -> Quantity:

@@ -23,6 +23,7 @@ from marlaas.commands import (
     UnloadAdapter,
 )
 from marlaas.events import EngineMeasured, EnvironmentStepped, TurnGenerated, WorkerLost
+from marlaas.spec import ReplicasSpec
 from traces.metrics.spans import Joiner, Mark, Span
 from traces.reader import TraceReader
 from traces.schema import SLOWDOWN, Record
@@ -74,6 +75,7 @@ class Observations:
         self.rollout_seconds = 0.0
         self.overlap_seconds = 0.0  # of them, while a lane worked too
         self.is_one_machine = True  # every worker of every run computes on the cores of one machine
+        self.pools: list[ReplicasSpec] = []  # of each run
         self.slowdowns: list[float] = []  # per other busy worker, as probed before a run
         self.tasks: dict[str, TaskLengths] = {}
 
@@ -121,6 +123,7 @@ class _Observer:
         if isinstance(probed, int | float):
             self._seen.slowdowns.append(float(probed))
         cluster = self._reader.header.experiment.cluster
+        self._seen.pools.append(cluster.replicas)
         self._seen.is_one_machine &= {cluster.replicas.device, cluster.lanes.device} == {"cpu"}
         self._seen.rollout_seconds += sum(end - start for start, end in self._rollouts) * NS
         self._seen.overlap_seconds += _overlap(self._rollouts, self._jobs) * NS

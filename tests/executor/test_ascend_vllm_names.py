@@ -11,7 +11,8 @@ from vllm_usage import missing, uses
 
 from executor.base_facts import BaseFacts
 from executor.vllm_counters import IterationCounters
-from executor.vllm_settings import BLOCK_TOKENS, engine_arguments, rank_limit
+from executor.vllm_settings import engine_arguments, rank_limit
+from marlaas.cluster_spec import VLLM_BLOCK_TOKENS
 from marlaas.spec import LoraSpec, ModelSpec, ReplicasSpec
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +95,7 @@ def test_what_is_not_there_is_found(line: str, lack: str) -> None:
     assert any(told is not None and told.startswith(lack) for told in found)
 
 
-@pytest.mark.parametrize("device", list(BLOCK_TOKENS))
+@pytest.mark.parametrize("device", list(VLLM_BLOCK_TOKENS))
 def test_every_argument_of_the_engine_is_one(device: str) -> None:
     """`AsyncEngineArgs` has a field for each, and the value where vLLM allows only some."""
     passed = arguments(device, devices=4, pipeline_parallel=2)

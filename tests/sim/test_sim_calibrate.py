@@ -15,7 +15,7 @@ from marlaas.spec import ClusterSpec, Experiment, Kill, LanesSpec, ReplicasSpec
 from sim import load_profile, simulate
 from sim.calibrate import calibrate, report
 from sim.fitting import fit
-from sim.profile import Profile, assumed
+from sim.profile import EngineProfile, Profile, assumed
 from sim.streams import sample, stream
 from traces.schema import SLOWDOWN, Scalar, make_header
 from traces.writer import TraceWriter
@@ -139,6 +139,26 @@ def test_a_report_names_its_points_and_held_out_errors_and_the_profile_reads_bac
     assert load_profile(tmp_path / "p.yaml") == fitted[0]
     for word in ("decode iterations", "prefill passes", "training steps", "held out", "p.yaml"):
         assert word in text
+
+
+def test_the_engine_that_ran_is_the_engine_that_is_modelled(tmp_path: Path) -> None:
+    """vLLM on a CPU reads prompts in passes of their own, elsewhere in chunks; two engines do not mix."""
+    paths = {}
+    for name, changes in {
+        "torch": {},
+        "cpu": {"engine": "vllm"},
+        "gpu": {"engine": "vllm", "device": "cuda"},
+    }.items():
+        of = bigger("single")
+        replicas = replace(of.cluster.replicas, **changes)
+        of = replace(of, name=name, cluster=replace(of.cluster, replicas=replicas))
+        paths[name] = trace(tmp_path, of)
+    found = {name: calibrate([path])[0].engine for name, path in paths.items()}
+    assert found["torch"] == EngineProfile()
+    assert [found[name].prefill for name in ("cpu", "gpu")] == ["own-pass", "mixed"]
+    assert [found[name].block_tokens for name in ("cpu", "gpu")] == [32, 16]
+    with pytest.raises(InputError, match="torch on cpu, vllm on cpu"):
+        calibrate([paths["torch"], paths["cpu"]])
 
 
 def test_a_trace_without_measurements_is_refused(tmp_path: Path) -> None:
