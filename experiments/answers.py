@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from experiments.doctor import Diagnosis
@@ -83,5 +84,6 @@ def print_diagnosis(found: Diagnosis, console: Console) -> None:
     table.add_column("here")
     table.add_column("why")
     for ability in found.abilities:
-        table.add_row(ability.what, "yes" if ability.can else "no", ability.why)
+        # An extra is written in brackets, which would be taken for a style.
+        table.add_row(ability.what, "yes" if ability.can else "no", escape(ability.why))
     console.print(table)

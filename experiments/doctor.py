@@ -18,7 +18,23 @@ from experiments.ascend.capabilities import LIMITS
 from experiments.ascend.findings import GUIDE, findings
 from experiments.ascend.machine import Machine, look
 
-PACKAGES = ("torch", "transformers", "peft", "vllm", "ray", "torch_npu", "vllm_ascend")
+# What more can be done with which packages, and how to have them.
+EXTRAS = (
+    ("roll out with vLLM", ("vllm",), "make install-vllm (CPU) or pip install 'marlaas[vllm]' (CUDA)"),
+    ("roll out with vLLM servers elsewhere", ("aiohttp",), "pip install 'marlaas[openai]'"),
+    ("place workers on a Ray cluster", ("ray",), "pip install 'marlaas[cluster]'"),
+    (
+        "environments reasoning_gym, math, search",
+        ("reasoning_gym", "math_verify", "bm25s", "httpx"),
+        "pip install 'marlaas[environments]'",
+    ),
+    ("environment verifiers", ("verifiers",), "pip install 'marlaas[verifiers]'"),
+    ("watch runs in TensorBoard", ("tensorboard",), "pip install 'marlaas[executor]'"),
+)
+PACKAGES = (
+    *("torch", "transformers", "peft", "torch_npu", "vllm_ascend"),
+    *(name for _, names, _ in EXTRAS for name in names),
+)
 _PROBE = (
     "import torch\n"
     "ok = torch.accelerator.is_available()\n"
@@ -115,4 +131,10 @@ def _abilities(packages: dict[str, str | None], accelerator: str) -> tuple[Abili
         Ability("execute with the embedded engine on CPU", embedded, disjoint if embedded else why),
         Ability("execute with the embedded engine on CUDA", embedded and found_cuda, accelerator),
         Ability("execute with the embedded engine on Ascend", embedded and found_npu, accelerator),
+        *(_extra(what, names, packages, mending) for what, names, mending in EXTRAS),
     )
+
+
+def _extra(what: str, names: tuple[str, ...], packages: dict[str, str | None], mending: str) -> Ability:
+    missing = [name for name in names if packages[name] is None]
+    return Ability(what, not missing, f"missing: {', '.join(missing)}; {mending}" if missing else "installed")

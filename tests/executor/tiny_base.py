@@ -25,61 +25,58 @@ VOCABULARY = 48
 torch.set_num_threads(1)
 
 
+def _saved(model: type[Any], config: type[Any], **changes: Any) -> str:
+    """The folder of a random model without end tokens; its embeddings are tied."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    shape = {
+        "vocab_size": VOCABULARY,
+        "num_hidden_layers": 2,
+        "initializer_range": 0.15,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    torch.manual_seed(0)
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    model(config(**shape, **changes)).save_pretrained(folder)
+    return folder
+
+
 @cache
 def tiny_base() -> str:
     """Folder of a random Qwen3 of 2 layers; next-token distributions are far from uniform; no end token."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
+    return _saved(
+        Qwen3ForCausalLM,
+        Qwen3Config,
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
         max_position_embeddings=256,
-        initializer_range=0.15,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
     )
-    torch.manual_seed(0)
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder)
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 @cache
 def tiny_llama() -> str:
     """Folder of a random Llama shaped like SmolLM2: 9 query heads share 3 key heads; embeddings are tied."""
     from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
+    return _saved(
+        LlamaForCausalLM,
+        LlamaConfig,
         hidden_size=72,
         intermediate_size=100,
-        num_hidden_layers=2,
         num_attention_heads=9,
         num_key_value_heads=3,
         max_position_embeddings=1024,
-        initializer_range=0.15,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
     )
-    torch.manual_seed(0)
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 @cache

@@ -1,6 +1,8 @@
 import pytest
+from rich.console import Console
 
 from experiments import doctor
+from experiments.answers import print_diagnosis
 
 
 def test_missing_packages_are_findings_not_crashes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +20,7 @@ def test_a_broken_torch_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_PROBE", "raise OSError('libcann.so is missing')")
     found = doctor.diagnose()
     assert "libcann.so is missing" in found.machine["accelerator"]
-    assert not any(ability.can for ability in found.abilities[1:])
+    assert not any(ability.can for ability in found.abilities if ability.what.startswith("execute"))
 
 
 def test_an_accelerator_is_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +29,10 @@ def test_an_accelerator_is_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> N
     found = doctor.diagnose()
     assert found.machine["accelerator"] == "2 × npu"
     assert found.abilities[3].can == all(found.packages[name] for name in ("torch", "transformers", "peft"))
+
+
+def test_what_mends_a_lack_is_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    """An extra's name in brackets is not taken for a style."""
+    lack = doctor.Ability("roll out with vLLM", False, "pip install 'marlaas[vllm]'")
+    print_diagnosis(doctor.Diagnosis({}, {}, (lack,)), Console(width=120))
+    assert "pip install 'marlaas[vllm]'" in capsys.readouterr().out
