@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 NUM_ADAPTERS, NUM_ROWS = 8, 64
-NUM_SPREAD = 160
+NUM_SPREAD = 96
 PLAIN_SIZES = (8, 16, 32, 64)
 TRL_SIZE = 32
 

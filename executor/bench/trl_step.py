@@ -21,7 +21,7 @@ def update_s(
 ) -> list[float]:
     """Seconds of each of several updates by `GRPOTrainer.train()`, the first of them to warm up."""
     from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, TrainerCallback
+    from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 
     # Imported so that types are the same whether they are installed or not.
     trl, datasets = importlib.import_module("trl"), importlib.import_module("datasets")
@@ -71,6 +71,7 @@ def update_s(
         peft_config=LoraConfig(r=LORA.rank, lora_alpha=LORA.alpha, target_modules="all-linear"),
         callbacks=[stopwatch],
     )
+    trainer.remove_callback(PrinterCallback)
     trainer.train()
     return stopwatch.seconds
 
