@@ -25,13 +25,16 @@ class Override(msgspec.Struct, frozen=True):
 
 
 def read_overrides(settings: Iterable[str], system: str | None, data: Any) -> list[Override]:
-    """Read `KEY.PATH=VALUE` settings, and `--system` as the last of them; apply them to `data` in place.
+    """Read `KEY.PATH=VALUE` settings, and `--system` as the first of them; apply them to `data` in place.
 
-    Raises `InputError` for a setting that is not of this form or leads nowhere.
+    So `--system sync --set system.batching=single-lora` is an ablation of `sync`. Raises `InputError` for a
+    setting that is not of this form or leads nowhere, and for two systems.
     """
     typed = [(f"--set {setting}", *_split(setting)) for setting in settings]
     if system is not None:
-        typed.append((f"--system {system}", ["system"], system))
+        if any(keys == ["system"] for _, keys, _ in typed):
+            raise InputError(f"--system {system}", "--set names a system too", "leave one of them out")
+        typed.insert(0, (f"--system {system}", ["system"], system))
     return [Override(words, _assign(data, keys, value, words), value) for words, keys, value in typed]
 
 

@@ -144,6 +144,14 @@ def test_an_ablation_is_a_one_word_edit_of_a_named_system(small: Path) -> None:
     assert experiment.system == SYSTEMS["sync-single-lora"]
 
 
+def test_the_named_system_is_what_settings_edit(small: Path) -> None:
+    """`--system` comes before `--set`, whatever their order on the command line; two systems are refused."""
+    experiment = load_experiment(small, ["system.batching=single-lora"], "sync")
+    assert experiment.system == SYSTEMS["sync-single-lora"]
+    with pytest.raises(InputError, match="--set names a system too"):
+        load_experiment(small, ["system=sync"], "single")
+
+
 def test_a_tasks_limits_override_the_experiments_key_by_key(small: Path) -> None:
     """A task that changes one deadline keeps the experiment's others."""
     experiment = load_experiment(small, ["limits.trajectory_s=77", "tasks.1.limits.turn_s=3"])
