@@ -1,13 +1,16 @@
 """`reasoning_gym`: problems of the library of that name, any dataset, graded by the dataset's own scorer.
 
-A dataset makes each of its problems from an index alone; the index is drawn from the problem's seed. Scorers
-read what a model wrote, so they run in a `Judges` process.
+A dataset makes each of its problems from an index, drawn from the problem's seed. Some go through sets on the
+way and make another problem in a process with other hashes, so what is graded is the problem that was posed,
+not one made again from its index. Scorers read what a model wrote, so they run in a `Judges` process.
 """
 
 from __future__ import annotations
 
+import base64
 import difflib
 import json
+import pickle
 from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
@@ -39,7 +42,7 @@ class ReasoningGym:
 
     def problem(self, seed: int) -> Problem:
         """The index is drawn evenly; problems of held-out seeds never occur for others."""
-        _, entry = self._entry(seed)
+        entry = self._entry(seed)
         answer, instruction = entry.get("answer"), self._spec.instruction
         return Problem(
             prompt=_prompt(entry),
@@ -53,19 +56,19 @@ class ReasoningGym:
         answer = answers.extract(turns[-1], self._spec.answer)
         if answer is None:
             return Observation(done=True, reward=0.0)
-        index, _ = self._entry(problem.seed)
-        return Observation(done=True, reward=await self._judges.grade({"index": index, "answer": answer}))
+        posed = base64.b64encode(pickle.dumps(self._entry(problem.seed))).decode("ascii")
+        return Observation(done=True, reward=await self._judges.grade({"posed": posed, "answer": answer}))
 
     async def close(self) -> None:
         """End the processes that grade."""
         await self._judges.close()
 
-    def _draw(self, seed: int) -> tuple[int, dict[str, Any]]:
-        def pose(random: Random) -> tuple[int, dict[str, Any]]:
-            index = random.randrange(self._spec.size)
-            return index, self._dataset[index]
+    def _draw(self, seed: int) -> dict[str, Any]:
+        def pose(random: Random) -> dict[str, Any]:
+            entry: dict[str, Any] = self._dataset[random.randrange(self._spec.size)]
+            return entry
 
-        return draw_apart(seed, pose, lambda posed: _prompt(posed[1]))
+        return draw_apart(seed, pose, _prompt)
 
 
 def _prompt(entry: dict[str, Any]) -> str:
@@ -73,12 +76,12 @@ def _prompt(entry: dict[str, Any]) -> str:
 
 
 def grader(setting: dict[str, Any]) -> Grade:
-    """The scorer of a dataset, for a process of its own: requests name a problem's index and the answer."""
+    """The scorer of a dataset, for a process of its own: a request holds the problem, pickled, and an answer."""
     dataset = _dataset(**setting, where="dataset")
-    entry = lru_cache(KEPT_PROBLEMS)(dataset.__getitem__)
 
     def grade(request: dict[str, Any]) -> float:
-        return float(dataset.score_answer(answer=request["answer"], entry=entry(request["index"])))
+        entry = pickle.loads(base64.b64decode(request["posed"]))  # the driver's own
+        return float(dataset.score_answer(answer=request["answer"], entry=entry))
 
     return grade
 

@@ -135,7 +135,22 @@ def test_the_shortest_right_turn_says_its_answer() -> None:
         assert extract(wrap("42", spec), spec) == "42"
 
 
+def test_what_is_graded_is_what_was_posed() -> None:
+    """This dataset poses another problem in every process; its own answers earn 1 all the same."""
+
+    async def main() -> list[float | None]:
+        environment = build(ReasoningGymEnvironment(dataset="polynomial_multiplication", size=50))
+        problems = [environment.problem(seed) for seed in range(6)]
+        answers = [await environment.step(p, [f"<answer>{p.solution[0]}</answer>"]) for p in problems]
+        await close_all([environment])
+        return [answer.reward for answer in answers]
+
+    rewards = asyncio.run(main())
+    assert rewards == [1.0] * 6
+
+
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # of the data that the library reads
 def test_every_dataset_of_the_library_can_be_played() -> None:
     """Each poses problems, and its own answer, where it has one, earns 1."""
     from reasoning_gym.factory import DATASETS
