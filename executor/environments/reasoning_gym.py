@@ -76,7 +76,7 @@ def _prompt(entry: dict[str, Any]) -> str:
 
 
 def grader(setting: dict[str, Any]) -> Grade:
-    """The scorer of a dataset, for a process of its own: a request holds the pickled problem and an answer."""
+    """The scorer of a dataset, for a process of its own: a request is a pickled problem and an answer."""
     dataset = _dataset(**setting, where="dataset")
 
     def grade(request: dict[str, Any]) -> float:
