@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 from typing import Any, NamedTuple
 
+from executor.engine_window import Window
 from marlaas.events import EngineMeasured
-
-_WINDOW_NS = 250_000_000
 
 
 class _Load(NamedTuple):
@@ -33,12 +32,7 @@ class IterationCounters:
         self._last_ns: int | None = None
         self._decode_ns = 0
         self._left = _Load()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._iterations = self._busy_ns = self._sequences = self._adapters = 0
-        self._kv_sum = 0.0
-        self._prefills = self._prefill_tokens = self._prefill_ns = 0
+        self._window = Window()
 
     def begin(self) -> None:
         """Turns are at the engine; the first iteration after it was idle begins now."""
@@ -54,20 +48,21 @@ class IterationCounters:
         now = time.perf_counter_ns()
         elapsed_ns = now - (self._last_ns or now)
         self._last_ns = now
-        self._busy_ns += elapsed_ns
+        window = self._window
+        window.busy_ns += elapsed_ns
         num_prefills = len(iteration_stats.time_to_first_tokens_iter)
         num_decodes = iteration_stats.num_generation_tokens - num_prefills
         before, self._left = self._left, _Load.of(scheduler_stats)
         if num_decodes:
-            self._iterations += 1
-            self._sequences += num_decodes
+            window.num_iterations += 1
+            window.sequences_sum += num_decodes
             # What is left after an iteration lacks the turns that it ended.
-            self._kv_sum += max(before.kv_share, self._left.kv_share) * self._kv_tokens
-            self._adapters += max(before.num_adapters, self._left.num_adapters)
+            window.kv_tokens_sum += max(before.kv_share, self._left.kv_share) * self._kv_tokens
+            window.adapters_sum += max(before.num_adapters, self._left.num_adapters)
         if num_prefills:
-            self._prefills += 1
-            self._prefill_tokens += iteration_stats.num_prompt_tokens
-            self._prefill_ns += max(0, elapsed_ns - (self._decode_ns if num_decodes else 0))
+            window.num_prefills += 1
+            window.prefill_tokens += iteration_stats.num_prompt_tokens
+            window.prefill_ns += max(0, elapsed_ns - (self._decode_ns if num_decodes else 0))
         else:
             self._decode_ns = elapsed_ns
 
@@ -84,19 +79,8 @@ class IterationCounters:
         """The counters as an event when a window is full or the engine is idle; they start again at zero."""
         if is_idle:
             self._last_ns = None
-        if not self._busy_ns or not (is_idle or self._busy_ns >= _WINDOW_NS):
+        if not self._window.busy_ns or not (is_idle or self._window.is_full):
             return None
-        measured = EngineMeasured(
-            at=0,
-            worker=self._worker,
-            num_iterations=self._iterations,
-            busy_ns=self._busy_ns,
-            sequences_sum=self._sequences,
-            kv_tokens_sum=round(self._kv_sum),
-            adapters_sum=self._adapters,
-            num_prefills=self._prefills,
-            prefill_tokens=self._prefill_tokens,
-            prefill_ns=self._prefill_ns,
-        )
-        self._reset()
+        measured = self._window.measured(self._worker)
+        self._window = Window()
         return measured

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from pinned_wheels import pinned_version
 from safetensors.torch import load_file
 from standin_npu import build, install, surroundings
-from torch_npu_operators import OPERATORS, pinned_version
+from torch_npu_operators import OPERATORS
 
 from marlaas.commands import AbortTurns, CreateAdapter, Generate, LoadAdapter, Publish, Train, UnloadAdapter
 from traces.reader import read
@@ -191,7 +192,7 @@ def test_torch_npu_implements_every_operator_that_ran(runner: Runner, on_npu: Pa
     """None of what the stand-in left to the CPU is missing in the torch_npu that is pinned."""
     fell_back = {name.partition(" ")[0] for name in operators(runner, "npu")}
     have = json.loads(OPERATORS.read_text())
-    assert have["torch_npu"] == pinned_version()
+    assert have["torch_npu"] == pinned_version("torch-npu")
     assert fell_back >= FELL_BACK, sorted(FELL_BACK - fell_back)
     # What torch_npu has in full, PyTorch does not take apart into the form that the stand-in sees.
     whole = {name: IN_FULL.get(name, name) for name in fell_back}

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_names import NAMES, pinned_version
+from pinned_wheels import pinned_version
+from vllm_names import NAMES
 from vllm_usage import missing, uses
 
 from executor.base_facts import BaseFacts
@@ -34,7 +35,7 @@ def arguments(device: str, **replicas: Any) -> dict[str, Any]:
 
 def test_the_list_is_of_the_pinned_version() -> None:
     """After a change of the pin the list must be made anew: python tests/executor/vllm_names.py."""
-    assert HAVE["vllm"] == pinned_version()
+    assert HAVE["vllm"] == pinned_version("vllm")
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)

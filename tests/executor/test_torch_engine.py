@@ -326,7 +326,7 @@ def test_counters_are_reported_about_four_times_a_second_of_work(
     replica = Replica(tmp_path)
     replica.load("t", 0, seed=1)
     replica.run()
-    monkeypatch.setattr("executor.torch_counters._WINDOW_NS", 1)
+    monkeypatch.setattr("executor.engine_window.FULL_NS", 1)
     replica.generate("t", 0, [turn(0, [1], 6)])
     windows = [event for event in replica.run() if isinstance(event, EngineMeasured)]
     assert [window.num_iterations for window in windows] == [1] * 5

@@ -9,12 +9,12 @@ writes `torch_npu_operators.json` beside this file: the version, and names of op
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
-import tomllib
 import zipfile
 from pathlib import Path
+
+from pinned_wheels import download, pinned_version
 
 HERE = Path(__file__).parent
 OPERATORS = HERE / "torch_npu_operators.json"
@@ -23,27 +23,13 @@ _LISTS = ("npu_native_functions.yaml", "npu_native_functions_by_codegen.yaml")
 
 def main(arguments: list[str]) -> None:
     """Make the list anew and write it."""
-    version = pinned_version()
+    version = pinned_version("torch-npu")
     with tempfile.TemporaryDirectory() as folder:
-        wheel = Path(arguments[0]) if arguments else download(version, Path(folder))
+        wheel = Path(arguments[0]) if arguments else download("torch-npu", Path(folder))
         found = sorted(read_operators(wheel))
     if wheel.name.split("-")[1] != version:
         sys.exit(f"{wheel.name} is not torch_npu {version}, which pyproject.toml pins")
     OPERATORS.write_text(json.dumps({"torch_npu": version, "operators": found}, indent=0) + "\n")
-
-
-def pinned_version() -> str:
-    """The version of torch_npu that `marlaas[ascend]` asks for."""
-    pyproject = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
-    pins = pyproject["project"]["optional-dependencies"]["ascend"]
-    return next(str(pin).partition("==")[2] for pin in pins if pin.startswith("torch-npu=="))
-
-
-def download(version: str, folder: Path) -> Path:
-    """Fetch the wheel without what it depends on."""
-    options = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
-    subprocess.run([sys.executable, "-m", "pip", "download", *options, f"torch-npu=={version}"], check=True)
-    return next(folder.glob("torch_npu-*.whl"))
 
 
 def read_operators(wheel: Path) -> set[str]:

@@ -13,14 +13,14 @@ from __future__ import annotations
 import ast
 import json
 import re
-import subprocess
 import sys
 import tempfile
-import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from pinned_wheels import download, pinned_version
 
 HERE = Path(__file__).parent
 NAMES = HERE / "vllm_names.json"
@@ -66,27 +66,13 @@ _ROUTE = re.compile(r"@(?:router|app)\.(?:get|post)\(\s*\"(/[^\"]*)\"")
 
 def main(arguments: list[str]) -> None:
     """Make the list anew and write it."""
-    version = pinned_version()
+    version = pinned_version("vllm")
     with tempfile.TemporaryDirectory() as folder:
-        wheel = Path(arguments[0]) if arguments else download(version, Path(folder))
+        wheel = Path(arguments[0]) if arguments else download("vllm", Path(folder))
         names = read_names(wheel)
     if names["vllm"] != version:
         sys.exit(f"{wheel.name} is not vLLM {version}, which pyproject.toml pins for Ascend")
     NAMES.write_text(json.dumps(names, indent=1) + "\n", encoding="utf-8")
-
-
-def pinned_version() -> str:
-    """The version of vLLM that `marlaas[ascend]` asks for."""
-    pyproject = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
-    pins = pyproject["project"]["optional-dependencies"]["ascend"]
-    return next(str(pin).partition("==")[2] for pin in pins if pin.startswith("vllm=="))
-
-
-def download(version: str, folder: Path) -> Path:
-    """Fetch the wheel, several hundred MB, without what it depends on."""
-    options = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
-    subprocess.run([sys.executable, "-m", "pip", "download", *options, f"vllm=={version}"], check=True)
-    return next(folder.glob("vllm-*.whl"))
 
 
 def read_names(wheel: Path) -> dict[str, Any]:
