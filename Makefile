@@ -9,6 +9,7 @@ TORCH  ?= torch==2.13.0
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+COMPILED := $(VENV)/compiled
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_INSTALLED := $(VLLM_VENV)/installed
 VLLM_TESTS := tests/executor/test_rollout_contract.py tests/executor/test_vllm_engine.py tests/executor/test_watermarks.py
@@ -35,7 +36,12 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[executor,dev]'
 	@touch $@
 
-install: $(INSTALLED)
+# Machine code of the hot modules. Nothing needs it: where it cannot be made, that is said and all goes on.
+$(COMPILED): $(INSTALLED) $(wildcard marlaas/*.py sim/*.py traces/*.py traces/*/*.py)
+	$(BIN)/marlaas compile || true
+	@touch $@
+
+install: $(COMPILED)
 
 demo: $(INSTALLED)
 	$(BIN)/python -m experiments demo --out runs/demo
@@ -75,7 +81,7 @@ test-vllm: $(VLLM_INSTALLED)
 bench-vllm: $(VLLM_INSTALLED)
 	$(VLLM_BIN)/python -m executor.vllm_bench $(ARGS)
 
-bench: $(INSTALLED)
+bench: $(COMPILED)
 	$(BIN)/python -m experiments.bench $(ARGS)
 
 # TRL serves as a yardstick alone.
@@ -84,7 +90,7 @@ bench-executor: $(INSTALLED)
 	$(BIN)/python -m experiments.bench_executor $(ARGS)
 
 # Minutes on two cores; a run that was interrupted goes on where it stopped.
-paper: $(INSTALLED)
+paper: $(COMPILED)
 	$(BIN)/python -m experiments.paper --out runs/paper
 
 clean:

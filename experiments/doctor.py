@@ -17,6 +17,7 @@ import msgspec
 from experiments.ascend.capabilities import LIMITS
 from experiments.ascend.findings import GUIDE, findings
 from experiments.ascend.machine import Machine, look
+from experiments.compiled import is_preferred
 
 # What more can be done with which packages, and how to have them.
 EXTRAS = (
@@ -125,12 +126,14 @@ def _abilities(packages: dict[str, str | None], accelerator: str) -> tuple[Abili
     disjoint = (
         "rollout and training each get a core" if cores > 1 else "one core: they share it, timings mislead"
     )
+    speed = "as machine code" if is_preferred() else "plain Python; `marlaas compile` makes it twice as fast"
     found_npu, found_cuda = "npu" in accelerator, "cuda" in accelerator
     return (
         Ability("simulate, calibrate, compare, replay, report", True, "needs no torch"),
         Ability("execute with the embedded engine on CPU", embedded, disjoint if embedded else why),
         Ability("execute with the embedded engine on CUDA", embedded and found_cuda, accelerator),
         Ability("execute with the embedded engine on Ascend", embedded and found_npu, accelerator),
+        Ability("simulate at full speed", is_preferred(), speed),
         *(_extra(what, names, packages, mending) for what, names, mending in EXTRAS),
     )
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 from heapq import heappop, heappush
 
-import msgspec
-
 Adapter = tuple[str, int]  # (task, version)
 
 NOT_DECODING = -1
 
 
-class Sequence(msgspec.Struct, eq=False, gc=False):
+class Sequence:
     """One turn to generate: `prompt_tokens` of context in, `output_tokens` to sample, at most `limit_tokens`.
 
     The engine decides by the limit alone: no engine knows where an answer will end. `command` and
@@ -28,19 +26,46 @@ class Sequence(msgspec.Struct, eq=False, gc=False):
     iteration count at which it ends and its KV size less the iteration count.
     """
 
-    command: int
-    trajectory: int
-    adapter: Adapter
-    prompt_tokens: int
-    output_tokens: int
-    limit_tokens: int
-    shared_prompt: Hashable = None
-    shared_tokens: int = 0
-    number: int = -1
-    sampled: int = 0
-    num_read: int = 0
-    finish_at: int = NOT_DECODING
-    kv_offset: int = 0
+    __slots__ = (
+        "adapter",
+        "command",
+        "finish_at",
+        "kv_offset",
+        "limit_tokens",
+        "num_read",
+        "number",
+        "output_tokens",
+        "prompt_tokens",
+        "sampled",
+        "shared_prompt",
+        "shared_tokens",
+        "trajectory",
+    )
+
+    def __init__(
+        self,
+        command: int,
+        trajectory: int,
+        adapter: Adapter,
+        prompt_tokens: int,
+        output_tokens: int,
+        limit_tokens: int,
+        shared_prompt: Hashable = None,
+        shared_tokens: int = 0,
+    ) -> None:
+        self.command = command
+        self.trajectory = trajectory
+        self.adapter = adapter
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.limit_tokens = limit_tokens
+        self.shared_prompt = shared_prompt
+        self.shared_tokens = shared_tokens
+        self.number = -1
+        self.sampled = 0
+        self.num_read = 0
+        self.finish_at = NOT_DECODING
+        self.kv_offset = 0
 
     @property
     def context_tokens(self) -> int:

@@ -1,9 +1,13 @@
 """What every test may count on."""
 
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
+
+# Tests are of the sources, and replace parts of them; `test_compiled` compares machine code with those.
+os.environ["MARLAAS_PUREPYTHON"] = "1"
 
 # Run in the background of a shell the tests ignore SIGINT, and would hand that down to what they interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from experiments.bench import core, growth, serving
+from experiments.compiled import is_preferred
 
 ROUNDS = 5
 
@@ -29,6 +30,7 @@ def main() -> None:
         sys.exit(f"python -m experiments.bench: unknown option in {sys.argv[1:]}; wanted --quick or nothing")
     sizes = growth.NUM_TASKS[:-1] if "--quick" in sys.argv[1:] else growth.NUM_TASKS
     console = Console(width=110) if not Console().is_terminal else Console()
+    console.print("as machine code" if is_preferred() else "as plain Python; see `marlaas compile`")
     _print_rates(console)
     _print_serving(console)
     _print_growth(console, sizes)

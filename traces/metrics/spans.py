@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-import msgspec
-
 from marlaas.commands import (
     AbortTurns,
     CloseTask,
@@ -49,27 +47,35 @@ Ending = Literal["ok", "failed", "aborted", "lost", "retried", "dropped", "open"
 Mark = TaskSubmitted | WorkerLost | DropTrajectories | CloseTask
 
 
-class Span(msgspec.Struct, gc=False):
+class Span:
     """A piece of work from `start` to `end` (ns): `command` asked for it and `answer` ended it, if one did.
 
     `trajectory` is set for turns and environment steps, -1 otherwise. `ending` says how it ended; `retried`
     means that the scheduler tried again without waiting for an answer, `open` that the trace ends first.
     """
 
-    command: Any
-    trajectory: int
-    start: int
-    end: int
-    ending: Ending
-    answer: Any
+    __slots__ = ("answer", "command", "end", "ending", "start", "trajectory")
+
+    def __init__(
+        self, command: Any, trajectory: int, start: int, end: int, ending: Ending, answer: Any
+    ) -> None:
+        self.command = command
+        self.trajectory = trajectory
+        self.start = start
+        self.end = end
+        self.ending: Ending = ending
+        self.answer = answer
 
 
-class _Flight(msgspec.Struct):
+class _Flight:
     """A Generate with turns that have not ended."""
 
-    command: Generate
-    start: int
-    open: set[int]
+    __slots__ = ("command", "open", "start")
+
+    def __init__(self, command: Generate, start: int) -> None:
+        self.command = command
+        self.start = start
+        self.open = set(command.trajectories)
 
 
 class Joiner:
@@ -123,7 +129,7 @@ class Joiner:
             latest[trajectory] = command.id
             if before in self._flights:
                 self._end_turn(before, trajectory, "retried", None)
-        self._flights[command.id] = _Flight(command, self._now, set(command.trajectories))
+        self._flights[command.id] = _Flight(command, self._now)
 
     def _step_environment(self, command: StepEnvironment) -> None:
         latest = self._latest.setdefault(command.task, {})
