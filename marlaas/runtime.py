@@ -18,9 +18,15 @@ from typing import Protocol
 
 from marlaas.commands import Command
 from marlaas.events import Event
-from marlaas.scheduler import Scheduler
 
 Emit = Callable[[Event], None]
+
+
+class Decider(Protocol):
+    """Who decides: the scheduler of a run, or what stands in its place."""
+
+    def handle(self, event: Event) -> tuple[Command, ...]:
+        """Take in one fact and return the orders that follow from it."""
 
 
 class Backend(Protocol):
@@ -40,7 +46,7 @@ class Recorder(Protocol):
 class Runtime:
     """Feeds events to the scheduler one at a time and its commands to a world."""
 
-    def __init__(self, scheduler: Scheduler, backend: Backend, recorder: Recorder) -> None:
+    def __init__(self, scheduler: Decider, backend: Backend, recorder: Recorder) -> None:
         self.scheduler = scheduler
         self._backend = backend
         self._recorder = recorder

@@ -9,7 +9,7 @@ is no scheduler's and does not replay. Owns arrivals; knows no costs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from marlaas.events import (
     WorkerUp,
 )
 from marlaas.runtime import Recorder, Runtime
-from marlaas.scheduler import Scheduler
 from marlaas.spec import Experiment
 from sim.backend import SimBackend
 from sim.profile import Profile
@@ -51,9 +50,7 @@ def serve(experiment: Experiment, profile: Profile, arrivals_ns: Sequence[int], 
     """
     timeline = Timeline()
     backend = SimBackend(experiment, profile, timeline)
-    desk = _Desk(experiment, arrivals_ns)
-    # A runtime asks nothing of a scheduler but `handle`.
-    Runtime(cast(Scheduler, desk), backend, recorder).post(RunStarted(at=0))
+    Runtime(_Desk(experiment, arrivals_ns), backend, recorder).post(RunStarted(at=0))
     is_served = timeline.run_until_over()
     assert is_served, "every request is answered"
 

@@ -26,9 +26,9 @@ MODULES = (
     *("marlaas.policies", "marlaas.rollout", "marlaas.runtime", "marlaas.scheduler", "marlaas.slots"),
     *("marlaas.state", "marlaas.tasks", "marlaas.training", "marlaas.turns", "marlaas.waiting"),
     *("marlaas.workers", "sim.backend", "sim.batch", "sim.costs", "sim.engine", "sim.host", "sim.lane"),
-    *("sim.prefix_cache", "sim.replica", "sim.run", "sim.sequences", "sim.timeline", "sim.workload"),
-    *("traces.blocks", "traces.metrics.occupancy", "traces.metrics.run", "traces.metrics.spans"),
-    "traces.metrics.steps",
+    *("sim.prefix_cache", "sim.replica", "sim.run", "sim.sequences", "sim.serving", "sim.timeline"),
+    *("sim.workload", "traces.blocks", "traces.metrics.occupancy", "traces.metrics.run"),
+    *("traces.metrics.spans", "traces.metrics.steps"),
 )
 PACKAGES = ("marlaas", "sim", "traces")  # all that the modules are compiled against
 PURE = "MARLAAS_PUREPYTHON"

@@ -19,6 +19,7 @@ import msgspec  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from random_scenes import Scene, scenes  # noqa: E402
 
+from experiments.bench.serving import SERVING, load_serving, serve_into  # noqa: E402
 from experiments.load import load_experiment, load_profile  # noqa: E402
 from sim import engine, simulate  # noqa: E402
 from sim.profile import Profile  # noqa: E402
@@ -64,7 +65,16 @@ def print_shipped() -> None:
                 print(name, digest(Scene(experiment, profile), Path(folder)))
 
 
+def print_served() -> None:
+    """One line for requests that arrive one by one."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.jsonl"
+        metrics = serve_into(load_serving(SERVING), trace)
+        print("serving", sha256(trace.read_bytes() + msgspec.json.encode(metrics)).hexdigest()[:16])
+
+
 if __name__ == "__main__":
     print_random()
     print_shipped()
+    print_served()
     print({Path(str(module.__file__)).suffix for module in (engine, spans)})
