@@ -22,7 +22,7 @@ from executor.backend import ExecutorBackend, Plugins
 from executor.clock import Clock
 from marlaas.commands import Command
 from marlaas.events import Event, RunStarted, StopRequested
-from marlaas.runtime import Emit, Recorder, Runtime
+from marlaas.runtime import Emit, Observed, Observer, Recorder, Runtime
 from marlaas.scheduler import Scheduler
 from marlaas.spec import Experiment
 
@@ -31,7 +31,6 @@ __all__ = ["Observer", "Plugins", "execute"]
 _log = logging.getLogger("marlaas")
 
 EMBEDDED = Plugins()
-Observer = Callable[[Event, tuple[Command, ...]], None]
 
 
 def execute(
@@ -51,7 +50,9 @@ def execute(
     the scheduler, the recorder or the observer raise; `KeyboardInterrupt` on interrupt and `SystemExit` on
     a second SIGTERM.
     """
-    return asyncio.run(_execute(experiment, out, _Observed(recorder, observer), plugins))
+    if observer is not None:
+        recorder = Observed(recorder, observer)
+    return asyncio.run(_execute(experiment, out, recorder, plugins))
 
 
 async def _execute(experiment: Experiment, out: Path, recorder: Recorder, plugins: Plugins) -> dict[str, str]:
@@ -64,19 +65,6 @@ async def _execute(experiment: Experiment, out: Path, recorder: Recorder, plugin
                 raise SystemExit(128 + signal.SIGTERM) from None
             raise
     return {task.name: ended.get(task.name, "stopped") for task in experiment.tasks}
-
-
-class _Observed:
-    """A recorder that shows what it has recorded to an observer."""
-
-    def __init__(self, recorder: Recorder, observer: Observer | None) -> None:
-        self._recorder = recorder
-        self._observer = observer
-
-    def write(self, event: Event, commands: tuple[Command, ...]) -> None:
-        self._recorder.write(event, commands)
-        if self._observer is not None:
-            self._observer(event, commands)
 
 
 class _Run:

@@ -25,7 +25,7 @@ from experiments.tensorboard import board
 from marlaas.commands import Command
 from marlaas.errors import InputError
 from marlaas.events import Event
-from marlaas.runtime import Recorder
+from marlaas.runtime import Observed, Observer, Recorder
 from marlaas.spec import Experiment
 from traces.metrics import compute
 from traces.reader import TraceReader
@@ -34,7 +34,6 @@ from traces.writer import TraceWriter
 
 TRACE, RESOLVED, METRICS, BOARD = "trace.jsonl", "experiment.yaml", "metrics.json", "tensorboard"
 Outcomes = dict[str, str]
-Observer = Callable[[Event, tuple[Command, ...]], None]
 
 
 def simulate(experiment: Experiment, out: Path, console: Console) -> Outcomes:
@@ -49,7 +48,7 @@ def simulate(experiment: Experiment, out: Path, console: Console) -> Outcomes:
     header = make_header(experiment, world="sim", profile=msgspec.to_builtins(profile))
 
     def work(recorder: Recorder, observer: Observer) -> Outcomes:
-        return simulate_experiment(experiment, profile, _Observed(recorder, observer))
+        return simulate_experiment(experiment, profile, Observed(recorder, observer))
 
     if _is_long(experiment) and not is_preferred():
         console.print("in plain Python; `marlaas compile` makes this nearly twice as fast", style="dim")
@@ -127,17 +126,6 @@ def require_fresh(out: Path, option: str = "--out") -> None:
     above = next(parent for parent in [out.absolute(), *out.absolute().parents] if parent.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise InputError(option, f"{out} cannot be made in {above}", "name a folder that can be written to")
-
-
-class _Observed:
-    """A recorder that shows each record to an observer once it is written."""
-
-    def __init__(self, recorder: Recorder, observer: Observer) -> None:
-        self._recorder, self._observer = recorder, observer
-
-    def write(self, event: Event, commands: tuple[Command, ...]) -> None:
-        self._recorder.write(event, commands)
-        self._observer(event, commands)
 
 
 def _run(

@@ -20,6 +20,7 @@ from marlaas.commands import Command
 from marlaas.events import Event
 
 Emit = Callable[[Event], None]
+Observer = Callable[[Event, tuple[Command, ...]], None]
 
 
 class Decider(Protocol):
@@ -41,6 +42,19 @@ class Recorder(Protocol):
 
     def write(self, event: Event, commands: tuple[Command, ...]) -> None:
         """Append one event and the commands it led to."""
+
+
+class Observed:
+    """A recorder that shows each record to an observer once it is written."""
+
+    def __init__(self, recorder: Recorder, observer: Observer) -> None:
+        self._recorder = recorder
+        self._observer = observer
+
+    def write(self, event: Event, commands: tuple[Command, ...]) -> None:
+        """Write a record, then show it."""
+        self._recorder.write(event, commands)
+        self._observer(event, commands)
 
 
 class Runtime:

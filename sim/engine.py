@@ -27,6 +27,8 @@ from sim.rules import EngineRules
 from sim.sequences import Adapter, Sequence
 
 NEVER = 1 << 200  # femtoseconds
+# Femtoseconds are counted from an origin that follows the passes, so that they fit a machine word.
+_NEW_ORIGIN_AFTER_FS = 10**18
 
 
 class Chore:
@@ -70,7 +72,8 @@ class Engine:
         self._aborting: list[Sequence] = []
         self._chores: deque[Chore] = deque()
         self._num_submitted = 0
-        # The present pass: a chore, or a run of steps; idle when its end is NEVER.
+        # The present pass: a chore, or a run of steps; idle when its end is NEVER. Since the origin.
+        self._origin_ns = 0
         self._is_chore = False
         self._start_fs = 0
         self._end_fs = NEVER
@@ -106,7 +109,7 @@ class Engine:
             soonest = min(soonest, sequence.output_tokens)
         self._num_submitted = number
         if self._end_fs == NEVER:
-            self._begin_pass(now_ns * FS_PER_NS)
+            self._begin_pass(self._since_origin_fs(now_ns))
             self._wake_at_end()
             return
         # Behind a blocked head nothing changes: what blocks it goes away only at an end of a sequence.
@@ -114,7 +117,7 @@ class Engine:
             self._cut(now_ns, for_newcomers=True)
         # Those that run end no sooner for the newcomers, so only these might end before the wake-up.
         assert self.wake_ns is not None
-        if self._end_fs + (soonest - 1) * self._costs.iteration_fs <= self.wake_ns * FS_PER_NS:
+        if self._end_fs + (soonest - 1) * self._costs.iteration_fs <= self._since_origin_fs(self.wake_ns):
             self._wake_at_end()
 
     def run_chore(self, now_ns: int, chore: Chore) -> None:
@@ -138,10 +141,9 @@ class Engine:
     def advance(self, now_ns: int) -> list[Sequence | Chore]:
         """Carry the engine on to `now_ns`; returns the sequences and chores that ended, in order."""
         ended: list[Sequence | Chore] = []
-        limit_fs = now_ns * FS_PER_NS
-        if self._end_fs > limit_fs:
+        if self._end_fs > self._since_origin_fs(now_ns):
             return ended
-        while self._end_fs <= limit_fs:
+        while self._end_fs <= self._since_origin_fs(now_ns):
             if self._is_chore:
                 self._is_chore = False
                 ended.append(self._chores.popleft())
@@ -155,13 +157,17 @@ class Engine:
 
     # --- boundaries --------------------------------------------------------------------------------
 
+    def _since_origin_fs(self, at_ns: int) -> int:
+        return (at_ns - self._origin_ns) * FS_PER_NS
+
     def _wake_at_end(self) -> None:
-        self.wake_ns = None if self._end_fs == NEVER else -(-self._end_fs // FS_PER_NS)
+        end_fs = self._end_fs
+        self.wake_ns = None if end_fs == NEVER else self._origin_ns - (-end_fs // FS_PER_NS)
 
     def _interrupt(self, now_ns: int) -> None:
         """Let an order that came at `now_ns` take effect at the end of the step it landed in."""
         if self._end_fs == NEVER:
-            self._begin_pass(now_ns * FS_PER_NS)
+            self._begin_pass(self._since_origin_fs(now_ns))
         else:
             self._cut(now_ns)
         self._wake_at_end()
@@ -173,13 +179,17 @@ class Engine:
         """
         if self._is_chore or self._planned < 2:
             return
-        elapsed_fs = now_ns * FS_PER_NS - self._start_fs - self._reading_fs
+        elapsed_fs = self._since_origin_fs(now_ns) - self._start_fs - self._reading_fs
         num_iterations = iterations_until(self._first_fs, self._growth_fs, elapsed_fs + 1)
         if num_iterations < self._planned and (not for_newcomers or self._batch.head_may_fit(num_iterations)):
             self._plan(num_iterations)
 
     def _begin_pass(self, start_fs: int) -> None:
         batch = self._batch
+        if start_fs > _NEW_ORIGIN_AFTER_FS:
+            passed_ns = start_fs // FS_PER_NS
+            self._origin_ns += passed_ns
+            start_fs -= passed_ns * FS_PER_NS
         self._start_fs = start_fs
         if self._aborting:
             for sequence in self._aborting:

@@ -94,7 +94,8 @@ class TraceWriter:
     def _write_out(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            view = view[os.write(self._file, view) :]
+            num_written = os.write(self._file, view)  # on its own: mypyc evaluates a slice's bound twice
+            view = view[num_written:]
 
     def _open(self, flags: int) -> int:
         try:

@@ -12,6 +12,7 @@ from functools import partial
 import msgspec
 
 from experiments.bench.core import PROFILE, Blank, cluster, cpu_s, num_trajectories
+from experiments.meanwhile import rare_collections
 from sim.run import simulate
 
 NUM_TASKS = (32, 1_000, 10_000)
@@ -31,8 +32,9 @@ class Growth(msgspec.Struct, frozen=True):
 
 
 def growth(sizes: tuple[int, ...] = NUM_TASKS) -> Iterator[Growth]:
-    """Simulate clusters of these sizes, one after the other."""
+    """Simulate clusters of these sizes in turn, with garbage collected as by `marlaas simulate`."""
     for num_tasks in sizes:
         experiment = cluster(num_tasks, prompts=4, num_lanes=max(1, num_tasks // 32))
-        seconds = cpu_s(partial(simulate, experiment, PROFILE, Blank()))
+        with rare_collections():
+            seconds = cpu_s(partial(simulate, experiment, PROFILE, Blank()))
         yield Growth(num_tasks, num_trajectories(experiment), seconds)

@@ -28,7 +28,7 @@ MODULES = (
     *("marlaas.workers", "sim.backend", "sim.batch", "sim.costs", "sim.engine", "sim.host", "sim.lane"),
     *("sim.prefix_cache", "sim.replica", "sim.run", "sim.sequences", "sim.serving", "sim.timeline"),
     *("sim.workload", "traces.blocks", "traces.metrics.occupancy", "traces.metrics.run"),
-    *("traces.metrics.spans", "traces.metrics.steps"),
+    *("traces.metrics.spans", "traces.metrics.steps", "traces.writer"),
 )
 PACKAGES = ("marlaas", "sim", "traces")  # all that the modules are compiled against
 PURE = "MARLAAS_PUREPYTHON"

@@ -66,7 +66,6 @@ class Run:
         self.load_times_ns: list[int] = []
         self.updates: list[tuple[int, int]] = []  # (tokens, ns) of each finished Train
         self._specs = {spec.name: spec for spec in self.experiment.tasks}
-        self._last = 0
         self._also = also
         self._takes: Mapping[type, Callable[[Span, Any], None]] = {
             **dict.fromkeys(_OF_A_TASK, self._add_to_task),
@@ -77,13 +76,7 @@ class Run:
             Train: self._add_job,
             Publish: self._add_job,
         }
-        Joiner(self._add, self._mark).feed(self._watched(records))
-        self._finish()
-
-    def _watched(self, records: Iterable[Record]) -> Iterable[Record]:
-        for record in records:
-            self._last = record[0].at
-            yield record
+        self._finish(Joiner(self._add, self._mark).feed(records))
 
     def _add(self, span: Span) -> None:
         take = self._takes.get(span.command.__class__)
@@ -134,10 +127,10 @@ class Run:
             if fact.task in self.tasks:
                 self.tasks[fact.task].close(at)
 
-    def _finish(self) -> None:
+    def _finish(self, last: int) -> None:
         still_open = [task for task in self.tasks.values() if task.closed is None]
         for task in still_open:
-            task.close(self._last)
+            task.close(last)
         self.end = max((task.closed or 0 for task in self.tasks.values()), default=self.begin)
 
     @property

@@ -103,8 +103,8 @@ class Joiner:
             DropTrajectories: self._dropped,
         }
 
-    def feed(self, records: Iterable[Record]) -> None:
-        """Take in a whole run; work still open at its end is ended there as `open`."""
+    def feed(self, records: Iterable[Record]) -> int:
+        """Take in a whole run, whose last time is returned; work still open is ended there as `open`."""
         find = self._take.get
         for event, commands in records:
             self._now = event.at
@@ -116,6 +116,7 @@ class Joiner:
                 if take is not None:
                     take(command)
         self._end_all(lambda command: True, "open")
+        return self._now
 
     # --- beginnings ---
 
