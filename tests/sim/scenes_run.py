@@ -11,16 +11,15 @@ from hashlib import sha256
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "sim")]
+sys.path.insert(0, str(ROOT))
 
 import experiments  # isort: skip  # noqa: E402, F401 - first, as it leads imports to machine code
 
 import msgspec  # noqa: E402
-from hypothesis import HealthCheck, given, settings  # noqa: E402
-from random_scenes import Scene, scenes  # noqa: E402
 
 from experiments.bench.serving import SERVING, load_serving, serve_into  # noqa: E402
 from experiments.load import load_experiment, load_profile  # noqa: E402
+from marlaas.spec import Experiment  # noqa: E402
 from sim import engine, simulate  # noqa: E402
 from sim.profile import Profile  # noqa: E402
 from traces.metrics import compute, spans  # noqa: E402
@@ -35,24 +34,23 @@ SHIPPED = {
 }
 
 
-def digest(scene: Scene, folder: Path) -> str:
-    """The run of a scene in a few letters."""
-    trace = folder / "trace.jsonl"
-    trace.unlink(missing_ok=True)
-    header = make_header(scene.experiment, world="sim")
-    with TraceWriter(trace, header) as writer:
-        outcomes = simulate(scene.experiment, scene.profile, writer, measure_every_s=0.05)
-    assert replay(trace).ok
-    metrics = msgspec.json.encode([outcomes, compute(trace)])
-    return f"{scene.experiment.system} {sha256(trace.read_bytes() + metrics).hexdigest()[:16]}"
-
-
-@settings(max_examples=150, derandomize=True, database=None, deadline=None, suppress_health_check=HealthCheck)
-@given(scenes(has_faults=True))
-def print_random(scene: Scene) -> None:
-    """One line each."""
+def digest(experiment: Experiment, profile: Profile) -> str:
+    """A run in a few letters."""
     with tempfile.TemporaryDirectory() as folder:
-        print(digest(scene, Path(folder)))
+        trace = Path(folder) / "trace.jsonl"
+        with TraceWriter(trace, make_header(experiment, world="sim")) as writer:
+            outcomes = simulate(experiment, profile, writer, measure_every_s=0.05)
+        assert replay(trace).ok
+        metrics = msgspec.json.encode([outcomes, compute(trace)])
+        return f"{experiment.system} {sha256(trace.read_bytes() + metrics).hexdigest()[:16]}"
+
+
+def print_given(scenes: Path) -> None:
+    """One line each."""
+    for experiment, profile in msgspec.json.decode(
+        scenes.read_bytes(), type=list[tuple[Experiment, Profile]]
+    ):
+        print(digest(experiment, profile))
 
 
 def print_shipped() -> None:
@@ -60,9 +58,7 @@ def print_shipped() -> None:
     for name, systems in SHIPPED.items():
         for system in systems:
             experiment = load_experiment(ROOT / "experiments" / name, (), system)
-            profile: Profile = load_profile(experiment)
-            with tempfile.TemporaryDirectory() as folder:
-                print(name, digest(Scene(experiment, profile), Path(folder)))
+            print(name, digest(experiment, load_profile(experiment)))
 
 
 def print_served() -> None:
@@ -74,7 +70,7 @@ def print_served() -> None:
 
 
 if __name__ == "__main__":
-    print_random()
+    print_given(Path(sys.argv[1]))
     print_shipped()
     print_served()
     print({Path(str(module.__file__)).suffix for module in (engine, spans)})
