@@ -21,7 +21,7 @@ help:
 	@echo "make demo    install, run the quickstart under two systems, predict one of them, report"
 	@echo "make test    install, then lint, types and all tests"
 	@echo "make check   the same without installing"
-	@echo "make bench   speed of core and simulator; ARGS=--quick leaves out 10,000 tasks (two minutes)"
+	@echo "make bench   speed of core and simulator; ARGS=--quick leaves out 10,000 tasks (a minute)"
 	@echo "make bench-executor   the embedded engines beside PEFT's generate, a plain loop and TRL"
 	@echo "make test-vllm, make bench-vllm   the vllm engine, in an environment of its own"
 	@echo "make paper   the study of the original's claims: simulate, judge, report into runs/paper"

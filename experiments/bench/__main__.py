@@ -1,6 +1,6 @@
 """Speed of the core and the simulator, measured and printed: `make bench`, `python -m experiments.bench`.
 
---quick     leave out the cluster of 10,000 tasks, which takes two minutes
+--quick     leave out the cluster of 10,000 tasks, which takes a minute
 """
 
 from __future__ import annotations
