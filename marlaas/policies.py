@@ -84,15 +84,33 @@ def spread(state: State, num_groups: int, group_size: int) -> list[str]:
     return state.loads.place(num_groups, group_size, lambda name: replicas[name].state == "starting")
 
 
-def deal(state: State, num_groups: int, group_size: int) -> list[str]:
-    """Groups to as many whole replicas as are one task's fair share, those with the least to do.
+def share_out(overlap: int) -> Place:
+    """Groups to as many replicas as are `overlap` times one task's fair share, those with the least to do.
 
-    Without multi-LoRA a replica serves one task at a time, so a batch that is spread over all of them
-    waits at each. Returns one replica name per group, or nothing when every replica is dead.
+    A batch on few replicas costs each of them few adapters: fewer to load, fewer at work together. A task
+    that is alone still gets them all. Returns one replica name per group, or nothing when every one is dead.
     """
-    share = max(1, len(state.replicas) // max(1, state.num_in_flight()))
-    dealt = spread(state, min(share, num_groups), _MORE_THAN_ANY_LOAD)
-    return state.loads.place(num_groups, group_size, set(dealt).__contains__)
+
+    def place(state: State, num_groups: int, group_size: int) -> list[str]:
+        num_replicas = len(state.replicas)
+        share = max(1, overlap * num_replicas // max(1, state.num_in_flight()))
+        if share >= num_replicas:
+            return spread(state, num_groups, group_size)
+        dealt = spread(state, min(share, num_groups), _MORE_THAN_ANY_LOAD)
+        return state.loads.place(num_groups, group_size, set(dealt).__contains__)
+
+    return place
+
+
+pack = share_out(2)
+"""Two batches on each replica when all tasks roll out: the usual choice for multi-LoRA without rounds.
+
+With more overlap each replica serves more adapters; with none, as in `deal`, the replicas of a task that has
+nothing to roll out are idle. Where KV is so short that one batch fills a replica, `spread` does better.
+"""
+
+deal = share_out(1)
+"""Whole replicas: without multi-LoRA they serve one task at a time, and a batch on all waits at each."""
 
 
 # --- eviction: whose slot is given to a task that waits for one ------------------------------------

@@ -210,18 +210,21 @@ class Kill(Spec, frozen=True, kw_only=True, tag_field="do", tag="kill"):
 Operation = Pause | Resume | Cancel | Kill
 
 
+Placement = Literal["spread", "pack", "deal"]
+
+
 class SystemSpec(Spec, frozen=True, kw_only=True):
     """A system as a composition of policies; the named ones are in `systems.py`.
 
-    Placement `spread` gives a batch's groups to all replicas, `deal` to whole replicas, a task's fair share;
-    where none is given, `multi-lora` spreads and `single-lora` deals.
+    Placement `spread` gives a batch's groups to all replicas, `deal` to one task's fair share of them, `pack`
+    to twice as many. Where none is given `single-lora` deals, rounds spread, and the rest packs.
     """
 
     tasks_in_flight: Literal["one", "all"] = "all"
     barrier: Literal["none", "round"] = "none"
     batching: Literal["multi-lora", "single-lora"] = "multi-lora"
     training_order: Literal["fifo", "registration"] = "fifo"
-    placement: Literal["spread", "deal"] | None = None
+    placement: Placement | None = None
 
 
 class EvaluationSpec(Spec, frozen=True, kw_only=True):

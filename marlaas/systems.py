@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from marlaas import policies
-from marlaas.spec import Experiment, SystemSpec
+from marlaas.spec import Experiment, Placement, SystemSpec
 
 SYSTEMS: Mapping[str, SystemSpec] = {
     "single": SystemSpec(tasks_in_flight="one"),
@@ -18,6 +18,13 @@ SYSTEMS: Mapping[str, SystemSpec] = {
     "sync-single-lora": SystemSpec(barrier="round", training_order="registration", batching="single-lora"),
     "async-single-lora": SystemSpec(batching="single-lora"),
     "marlaas": SystemSpec(),
+}
+
+
+_PLACE: Mapping[Placement, policies.Place] = {
+    "spread": policies.spread,
+    "pack": policies.pack,
+    "deal": policies.deal,
 }
 
 
@@ -38,13 +45,19 @@ def compose(experiment: Experiment) -> System:
     spec = SYSTEMS[named] if isinstance(named, str) else named
     in_rounds = spec.barrier == "round"
     is_multi = spec.batching == "multi-lora"
-    spreads = is_multi if spec.placement is None else spec.placement == "spread"
     train = policies.train_oldest if spec.training_order == "fifo" else policies.train_registered
     return System(
         admit=policies.admit_one if spec.tasks_in_flight == "one" else policies.admit_all,
         start=policies.start_together if in_rounds else policies.start_at_once,
         train=policies.train_after_round(train) if in_rounds else train,
-        place=policies.spread if spreads else policies.deal,
+        place=_PLACE[spec.placement or _usual_placement(spec)],
         evict=policies.evict_idle if is_multi else policies.evict_finished,
         capacity=experiment.cluster.replicas.slots if is_multi else 1,
     )
+
+
+def _usual_placement(spec: SystemSpec) -> Placement:
+    """A round waits for its slowest replica, so there all should have the same mix of work."""
+    if spec.batching == "single-lora":
+        return "deal"
+    return "spread" if spec.barrier == "round" else "pack"

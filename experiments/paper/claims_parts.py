@@ -67,9 +67,9 @@ def _spans(losses: dict[str, float], reported: float) -> bool:
 
 
 _DEALT_WINS = (
-    " A loss below zero is a gain: a replica that is dealt to one task pays for one adapter, while marlaas"
-    " spreads every task's over all of them. Dealing replicas with multi-LoRA kept is a composition of its"
-    " own (batching: multi-lora, placement: deal)."
+    " A loss below zero is a gain: a replica that is dealt to one task pays for one adapter, and a quick task"
+    " does not wait behind a slow one's sequences, while marlaas packs two tasks' batches on each. Dealing"
+    " replicas with multi-LoRA kept is a composition of its own (placement: deal)."
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 from worlds import World, experiment
 
@@ -71,6 +72,28 @@ def test_dealt_batches_have_whole_replicas_to_themselves() -> None:
         homes = [(c.replica, c.task) for c, _ in world.find(LoadAdapter) if isinstance(c, LoadAdapter)]
         assert len({replica for replica, _ in homes}) == len(homes) == 6
         assert all(len([t for _, t in homes if t == f"t{i}"]) == share for i in range(tasks))
+
+
+def test_packed_batches_share_few_replicas() -> None:
+    """Each of four tasks is on four of eight replicas, each of which serves two; a lone task is on all."""
+    for tasks, share, overlap in ((4, 4, 2), (2, 8, 2), (1, 8, 1)):
+        world = World(experiment(tasks=tasks, prompts=8, replicas=8))
+        world.open_service()
+        for _ in range(tasks):
+            world.answer_all(CreateAdapter)
+        homes = [(c.replica, c.task) for c, _ in world.find(LoadAdapter) if isinstance(c, LoadAdapter)]
+        assert Counter(task for _, task in homes) == {f"t{i}": share for i in range(tasks)}
+        assert Counter(replica for replica, _ in homes) == {f"replica-{i}": overlap for i in range(8)}
+
+
+def test_rounds_are_spread_over_all_replicas() -> None:
+    """A round waits for its slowest replica, so each serves every task."""
+    world = World(experiment(tasks=4, prompts=8, replicas=8, system="sync"))
+    world.open_service()
+    for _ in range(4):
+        world.answer_all(CreateAdapter)
+    homes = [(c.replica, c.task) for c, _ in world.find(LoadAdapter) if isinstance(c, LoadAdapter)]
+    assert Counter(replica for replica, _ in homes) == {f"replica-{i}": 4 for i in range(8)}
 
 
 def test_more_dealt_tasks_than_replicas_take_the_least_loaded_one_each() -> None:
