@@ -102,14 +102,14 @@ def share_out(overlap: int) -> Place:
     return place
 
 
-pack = share_out(2)
+pack: Place = share_out(2)
 """Two batches on each replica when all tasks roll out: the usual choice for multi-LoRA without rounds.
 
 With more overlap each replica serves more adapters; with none, as in `deal`, the replicas of a task that has
 nothing to roll out are idle. Where KV is so short that one batch fills a replica, `spread` does better.
 """
 
-deal = share_out(1)
+deal: Place = share_out(1)
 """Whole replicas: without multi-LoRA they serve one task at a time, and a batch on all waits at each."""
 
 
