@@ -141,7 +141,7 @@ def lane_lost(core: Core, lane: Lane, reason: str) -> None:
 
 def forget(core: Core, task: Task) -> None:
     """Take a task that ends out of the queues; a job under way is finished and its result ignored."""
-    if task.name in core.state.buffer:
+    if task.state == "buffered":
         core.state.buffer.remove(task.name)
-    if task.name in core.state.creations:
+    elif task.state == "creating" and task.name in core.state.creations:
         core.state.creations.remove(task.name)
