@@ -56,6 +56,17 @@ class Loads:
         self._changed |= dict.fromkeys(added)
         return [self._names[i] for i in placed]
 
+    def place_among(self, names: Iterable[str], num_groups: int, size: int) -> list[str]:
+        """The same among these workers alone, without a look at any other."""
+        heap = [(self._loads[i], i) for i in {self._index[name] for name in names}]
+        heapify(heap)
+        placed: list[str] = []
+        while heap and len(placed) < num_groups:
+            load, i = heap[0]
+            heapreplace(heap, (load + size, i))
+            placed.append(self._names[i])
+        return placed
+
     def _refresh(self) -> None:
         if len(self._heap) + len(self._changed) > 4 * len(self._loads) + 64:
             self._heap = [(load, i) for i, load in enumerate(self._loads)]

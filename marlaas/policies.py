@@ -97,7 +97,7 @@ def share_out(overlap: int) -> Place:
         if share >= num_replicas:
             return spread(state, num_groups, group_size)
         dealt = spread(state, min(share, num_groups), _MORE_THAN_ANY_LOAD)
-        return state.loads.place(num_groups, group_size, set(dealt).__contains__)
+        return state.loads.place_among(dealt, num_groups, group_size)
 
     return place
 
